@@ -93,12 +93,19 @@ class Table:
 
 
 def ranks(members: list[int], of: int | None = None) -> str:
-    """'rank 2', 'ranks 0–3', 'ranks 0, 2 and 3'; with `of`, 'all 4 ranks' where none is missing."""
+    """'rank 2', 'ranks 0–3', 'ranks 0, 2 and 3', 'ranks 0–2 and 4–7'; with `of`, 'all 4 ranks' where none is
+    missing.
+    """
     members = sorted(members)
     if of is not None and len(members) == of > 1:
         return f"all {of} ranks" if of > 2 else "both ranks"
     if len(members) == 1:
         return f"rank {members[0]}"
-    if len(members) > 2 and members == list(range(members[0], members[-1] + 1)):
-        return f"ranks {members[0]}–{members[-1]}"
-    return "ranks " + ", ".join(map(str, members[:-1])) + f" and {members[-1]}"
+    runs: list[list[int]] = []
+    for rank in members:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    said = [part for run in runs for part in ([f"{run[0]}–{run[-1]}"] if len(run) > 2 else map(str, run))]
+    return f"ranks {', '.join(said[:-1])} and {said[-1]}" if len(said) > 1 else f"ranks {said[0]}"

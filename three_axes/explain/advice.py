@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..table import human
-from .collectives import UNKNOWN
-from .skew import Skew
+from .collectives import COPY, EXPERTS, NAMED, UNKNOWN, Collective
+from .skew import TOGETHER, Skew
 from .split import Split
 
 MOST = 5
-LEAST = 0.01  # a share of the step; less is not worth a sentence
+LEAST = 0.01  # a share of the step; less is not worth a sentence, and no difference between ranks
 SMALL = 1e6  # bytes; a smaller message pays mostly for being sent at all
 MANY = 20  # small messages of a kind, in a step
 SHORT = 100  # microseconds: a message whose size is not said is small
-
+NOTHING = 0.1  # of a collective's time: where less is computed, there is nothing to hide it under
 
 # A part of the time -> what to do about it, and the drop.
 PARTS = {
@@ -27,8 +27,8 @@ PARTS = {
     ),
     "waiting for data": ("the loader has no batch ready: more workers, or prefetching", 11),
     "idle": (
-        "the GPU idles though the next kernel had been launched: it waits for an event of another stream or a"
-        " synchronisation",
+        "the GPU idles though the next kernel had been launched, and what it waits for is not in the trace:"
+        " an event of another stream or process, or kernels that were not recorded",
         5,
     ),
     "copies": (
@@ -42,9 +42,13 @@ PARTS = {
         11,
     ),
 }
-# The same where the copies' memory is pinned, or where nothing is trained.
+# The same where the copies' memory is pinned, where nothing is trained, or where the GPU idles for moments.
 PINNED = "copies between host and GPU that nothing hides, though pinned: fewer of them, or beside computation"
 STAGE = "it waits for the neighbouring pipeline stage: keep more batches under way at once"
+BRIEF = (
+    "the GPU idles for moments between kernels that had been launched, as long as a kernel takes to start:"
+    " fewer and larger kernels (torch.compile), or CUDA graphs"
+)
 
 
 class Advice(NamedTuple):
@@ -56,29 +60,39 @@ class Advice(NamedTuple):
 
 
 def advice(splits: Sequence[Split], skews: Sequence[Skew] = ()) -> list[Advice]:
-    """The largest costs of the rank that works longest, for which the others wait; the most costly first."""
+    """The largest costs of the rank that works longest, for which the others wait; the most costly first.
+    None where the trace has no events of the device that the rank computes on.
+    """
     one = slowest(splits)
-    costs = [
-        _exposed(one, part.removeprefix("exposed "), seconds, skews)
-        for part, seconds in one.parts.items()
-        if part.startswith("exposed ")
-    ]
+    if one.strange and not one.on_gpu:
+        return []
+    costs = [_exposed(one, op, axis, seconds, skews) for (op, axis), seconds in one.exposed.items()]
     told = dict(PARTS)
     if not one.pageable:
         told["copies"] = PINNED, 11
     if not one.trains:
         told["bubble"] = STAGE, 12
+    if one.brief > one.parts.get("idle", 0.0) / 2:
+        told["idle"] = BRIEF, 11
     costs += [Advice(one.parts[part], *said) for part, said in told.items() if part in one.parts]
     costs.append(_waiting_for_python(one, [s for s in splits if s is not one]))
+    if one.calls:
+        call = max(one.calls, key=one.calls.__getitem__)
+        text = (
+            f"the GPU waits for the host, which is in long calls of CUDA, most of the time in {call}: such"
+            " calls allocate or copy memory, load kernels, or wait. If only the first steps have them, record"
+            " later ones"
+        )
+        costs.append(Advice(one.parts["waiting for CUDA"], text, 11))
     if one.parts["optimizer"] > 0.1 * one.seconds:
         text = "the optimizer: fused=True, or ZeRO, by which each rank updates its part only"
         costs.append(Advice(one.parts["optimizer"], text, 10))
-    if len(splits) > 1:
+    if lead := longer(splits):
         text = (
-            f"rank {one.rank} works longer than the median rank, and the others wait: look for uneven stages"
-            " or batches, or for a slow device"
+            f"rank {one.rank} works longer than the median of the other ranks, and these wait: look for"
+            " uneven stages or batches, or for a slow device"
         )
-        costs.append(Advice(one.working - statistics.median(s.working for s in splits), text, 11))
+        costs.append(Advice(lead, text, 11))
     worth = [a for a in costs if a.seconds > LEAST * one.seconds]
     return sorted(worth, key=lambda a: -a.seconds)[:MOST]
 
@@ -106,49 +120,95 @@ def slowest(splits: Sequence[Split]) -> Split:
     return max(splits, key=lambda s: s.working)
 
 
-def _exposed(one: Split, axis: str, seconds: float, skews: Sequence[Skew]) -> Advice:
-    mine = [c for c in one.collectives if c.axis == axis]
-    total: dict[str, float] = {}
-    for c in mine:
-        total[c.op] = total.get(c.op, 0.0) + c.end - c.start
-    op = max(total, key=total.__getitem__)
-    its = [c for c in mine if c.op == op]
-    calls, took = len(its) / max(1, one.steps), statistics.median(c.end - c.start for c in its)
-    sizes = [c.payload for c in its if c.payload]
-    median = statistics.median(sizes) if sizes else 0
-    costly = max(its, key=lambda c: one.alone[c.kind]).kind
-    rates = [c.sent / (c.end - c.start) / 1e3 for c in its if c.kind == costly and c.sent and c.end > c.start]
-    where = "" if axis == UNKNOWN else f" along {axis}"
+def longer(splits: Sequence[Split]) -> float:
+    """Seconds for which the slowest rank works longer than the median of the others. 0 where that is less
+    than a hundredth of the time, or where all of it may be waiting of a kind that is not known.
+    """
+    one = slowest(splits)
+    if len(splits) < 2:
+        return 0.0
+    lead = one.working - statistics.median(s.working for s in splits if s is not one)
+    unsure = max(s.may_wait for s in splits)
+    return lead if lead > LEAST * one.seconds and lead > unsure else 0.0
+
+
+def _exposed(one: Split, op: str, axis: str, seconds: float, skews: Sequence[Skew]) -> Advice:
+    """What a collective along an axis costs: the time of its row, or of its rows where it has several sizes."""
+    its = [c for c in one.collectives if (c.op, c.axis) == (op, axis)]
+    sizes = len({c.payload for c in its})
+    where = ("" if axis == UNKNOWN else f" along {axis}") + (
+        f", its {sizes} sizes together," if sizes > 1 else ""
+    )
+    computed = one.parts["compute"] + one.parts["optimizer"] - one.hidden * one.communication
     waits = next((s for s in skews if s.axis == axis and s.waited.get(one.rank, 0) > s.transfer), None)
+    waits = waits if op in TOGETHER else None
     if waits:
         share = waits.waited[one.rank] / (waits.waited[one.rank] + waits.transfer)
-        do = f"{share:.0%} of that it waits, mostly for rank {waits.latest}: look what makes that late"
-        drop = 11
-    elif not its[0].is_known and its[0].op != "send or all_to_all":
-        do, drop = "its kernel's name is of no collective that is known here: look what calls it", 11
-    elif calls > MANY and (median < SMALL if sizes else took < SHORT):
-        each = human(median) if sizes else f"{took:.0f} µs"
-        do, drop = f"{calls:.0f} a step of {each} in the median; join them into fewer, larger ones", 9
-    elif rates and statistics.median(rates) < max(rates) / 2:
         do = (
-            f"{statistics.median(rates):.1f} GB/s in the median, {max(rates):.1f} at best: it waits for"
-            " another rank, or shares the network; the traces of all ranks tell which"
+            f"of its group's collectives {share:.0%} is waiting, mostly for rank {waits.latest}: look what"
+            " makes that late",
+            11,
         )
-        drop = 11
-    elif any(word in axis.lower() for word in ("tp", "tensor", "model")):
-        do, drop = "keep tensor parallelism in a node, make it smaller, or add sequence parallelism", 6
-    elif "pp" in axis.lower() or "pipe" in axis.lower():
-        do, drop = "fewer bytes between stages, or stages on a faster link", 7
-    elif op == "all_to_all":
-        do, drop = "keep its group in a node, or run it beside something else", 9
-    elif op == "all_gather":
-        do, drop = "prefetch the next layer's weights, or keep them after forward", 9
-    elif op not in ("all_reduce", "reduce_scatter") or not one.trains:
-        do, drop = "look whether every step needs it, or run it beside something else", 11
+    elif op not in NAMED:
+        do = "its kernel's name is of no collective that is known here: look what calls it", 11
+    elif computed < NOTHING * seconds:
+        some, whole = (1e3 * s / max(1, one.steps) for s in (one.parts["compute"], one.seconds))
+        do = (
+            f"there is nothing to hide it under, for only {some:.1f} of {whole:.1f} ms are computed: larger"
+            " batches on each rank, or fewer ranks",
+            11,
+        )
     else:
-        do, drop = (
-            "begin it during backward, with buckets that are ready early; or take larger batches between two"
-            " of them",
-            5,
-        )
-    return Advice(seconds, f"{op}{where} that no computation hides: {do}", drop)
+        do = _many(one, its) or _uneven(one, its) or _of_kind(one, op, axis)
+    return Advice(seconds, f"{op}{where} that no computation hides: {do[0]}", do[1])
+
+
+def _many(one: Split, its: list[Collective]) -> tuple[str, int] | None:
+    """Where most of the time goes into many small messages of a step."""
+    took = lambda alike: sum(c.end - c.start for c in alike)
+    sizes = [c.payload for c in its if c.payload]
+    small = (
+        [c for c in its if (c.payload or 0) < SMALL] if sizes else [c for c in its if c.end - c.start < SHORT]
+    )
+    if not one.steps or len(small) / one.steps <= MANY or took(small) <= took(its) / 2:
+        return None
+    each = human(statistics.median(c.payload or 0 for c in small))
+    if not sizes:
+        each = f"{statistics.median(c.end - c.start for c in small):.0f} µs"
+    return (
+        f"{len(small) / one.steps:.0f} a step of {each} in the median; join them into fewer, larger ones",
+        9,
+    )
+
+
+def _uneven(one: Split, its: list[Collective]) -> tuple[str, int] | None:
+    """Where the costliest kind is far slower in the median than at its best."""
+    costly = max(its, key=lambda c: one.alone[c.kind]).kind
+    rates = [c.sent / (c.end - c.start) / 1e3 for c in its if c.kind == costly and c.sent and c.end > c.start]
+    if not rates or statistics.median(rates) >= max(rates) / 2:
+        return None
+    return (
+        f"{statistics.median(rates):.1f} GB/s in the median, {max(rates):.1f} at best: it waits for another"
+        " rank, or shares the network; the traces of all ranks tell which",
+        11,
+    )
+
+
+def _of_kind(one: Split, op: str, axis: str) -> tuple[str, int]:
+    if any(word in axis.lower() for word in ("tp", "tensor", "model")):
+        return "keep tensor parallelism in a node, make it smaller, or add sequence parallelism", 6
+    if "pp" in axis.lower() or "pipe" in axis.lower():
+        return "fewer bytes between stages, or stages on a faster link", 7
+    if op == "all_to_all" or op in EXPERTS:
+        return "keep its group in a node, or run it beside something else", 9
+    if op == COPY:
+        return "look which GPUs they join, and run them beside something else", 11
+    if op == "all_gather" and one.trains:
+        return "if it gathers weights, prefetch the next layer's, or keep them after forward", 9
+    if op not in ("all_reduce", "reduce_scatter") or not one.trains:
+        return "look whether every step needs it, or run it beside something else", 11
+    return (
+        "if it sums gradients, begin it during backward, with buckets that are ready early; or take larger"
+        " batches between two of them",
+        5,
+    )

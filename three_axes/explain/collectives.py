@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 from ..foreign import plain
 from ..paper.collectives import COLLECTIVES, algorithmic_bytes
+from .kernels import COMMUNICATES, function_of, known
 from .reading import Event, Trace
 
 # As they are called in kernels, in NCCL's annotations and in gloo's; the longer names first.
 KNOWN = {"sendrecv": "send or all_to_all"}
 KNOWN |= {op.replace("_", ""): op for op in sorted(COLLECTIVES, key=len, reverse=True)}
 PIPELINE = ("send", "recv")
+EXPERTS = ("dispatch", "combine", "notify")  # of libraries that send tokens to experts and back
+COPY = "copy between GPUs"
+NAMED = (*COLLECTIVES, *EXPERTS, COPY, "send or all_to_all")  # whose name says what they do
 BYTES = {
     **dict.fromkeys(("byte", "char", "bool", "float8e4m3fn", "float8e5m2"), 1),
     **dict.fromkeys(("half", "bfloat16", "short"), 2),
@@ -24,8 +28,8 @@ UNKNOWN = "group not said"
 
 @dataclass(slots=True)
 class Collective:
-    """A collective, as a kernel or as gloo's thread ran it. op: of `COLLECTIVES`, 'send or all_to_all', or a
-    kernel's own name where that says nothing. payload: bytes of the whole tensor; None: not known. group: its
+    """A collective, as a kernel or as gloo's thread ran it. op: of `NAMED`, or a kernel's own name where that
+    says nothing. payload: bytes of the whole tensor; None: not known. group: its
     name in PyTorch, '' where the trace does not say.
     """
 
@@ -43,21 +47,18 @@ class Collective:
         return self.op, self.axis, self.payload
 
     @property
-    def is_known(self) -> bool:
-        """True where its name says which collective it is."""
-        return self.op in COLLECTIVES
-
-    @property
     def sent(self) -> float | None:
         """Bytes that a rank must send for it."""
-        if self.payload is None or self.size is None or not self.is_known:
+        if self.payload is None or self.size is None or self.op not in COLLECTIVES:
             return None
         return algorithmic_bytes(self.op, self.payload, self.size)
 
 
-def is_communication(name: str) -> bool:
-    """True for a kernel of NCCL, or of RCCL, which is AMD's."""
-    return "nccl" in name.lower() or "rccl" in name.lower()
+def communicates(kind: str, event: Event) -> bool:
+    """True for a kernel that is known to communicate, and for a copy from one GPU to another."""
+    if kind == "kernel":
+        return known(event.name).does == COMMUNICATES
+    return event.name.startswith("Memcpy PtoP")
 
 
 def operation(name: str) -> str:
@@ -65,8 +66,11 @@ def operation(name: str) -> str:
     says nothing of the kind stays, without its arguments.
     """
     squeezed = name.lower().replace("_", "").replace("nccl", "").replace("gloo:", "")
-    own = plain(name.partition("(")[0].partition("<")[0], 40)
-    return next((op for word, op in KNOWN.items() if word in squeezed), own)
+    return next((op for word, op in KNOWN.items() if word in squeezed), _own(name))
+
+
+def _own(name: str) -> str:
+    return plain(function_of(name).rpartition("::")[2], 40)
 
 
 class Announced:
@@ -81,18 +85,24 @@ class Announced:
 
     def around(self, kernel: Event) -> str | None:
         """The name of the note that was open as this kernel was launched; None where none was."""
-        _, thread, at = self.launches.get(kernel.args.get("correlation"), (0, None, 0))
-        notes = self.by_thread.get(thread, [])
-        i = bisect.bisect_right(notes, at, key=lambda note: note.start)
-        return notes[i - 1].name if i and notes[i - 1].end >= at else None
+        if not (call := self.launches.get(kernel.args.get("correlation"))):
+            return None
+        notes = self.by_thread.get(call.thread, [])
+        i = bisect.bisect_right(notes, call.start, key=lambda note: note.start)
+        return notes[i - 1].name if i and notes[i - 1].end >= call.start else None
 
 
 def of_kernel(kernel: Event, announced: Announced) -> Collective:
-    """The collective that a kernel runs, from its arguments; where these do not name the operation, from a
-    note or from the kernel's name.
+    """What a kernel sends, or a copy to another GPU: from its arguments; where these do not name the
+    operation, from a note or from the kernel's name.
     """
     args = kernel.args
-    op = operation(str(args.get("Collective name") or announced.around(kernel) or kernel.name))
+    if kernel.name.startswith("Memcpy"):
+        return Collective(COPY, UNKNOWN, kernel.start, kernel.end)
+    if "ccl" in kernel.name.lower():
+        op = operation(str(args.get("Collective name") or announced.around(kernel) or kernel.name))
+    else:
+        op = known(kernel.name).operation or _own(kernel.name)
     axis = _axis(args.get("Process Group Description") or args.get("Process Group Name") or UNKNOWN)
     if axis == "undefined":
         axis = f"group {plain(args.get('Process Group Name'))}"

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..foreign import Unreadable, open_file, plain
 
@@ -23,11 +23,15 @@ LATEST = 2.0**63  # microseconds; a time beyond is none
 _BETWEEN = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _RANK = re.compile(r"rank[-_ ]?(\d{1,9})", re.I)
-GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+# An event's category -> what ran on a GPU. Traces before PyTorch 1.10 have other words for the same.
+GPU = {"kernel": "kernel", "gpu_memcpy": "gpu_memcpy", "gpu_memset": "gpu_memset"}
+GPU |= {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
+CALLS = ("runtime", "driver")  # ends of the categories of what the host calls: "cuda_runtime", "Runtime"
 STRANGE = ("mtia", "hpu", "privateuse1", "xpu", "glow")
 OPERATORS = ("cpu_op", "operator")
 BACKWARD = ("ackward", "bwd", "_grad", "autograd::engine", "Optimizer.step")  # in names of training alone
 NOTES = ("user_annotation", "gpu_user_annotation")
+NOTED = ("enumerate(DataLoader)", "ProfilerStep", "Optimizer.step#", "nccl:", "gloo:")  # operators, once
 
 
 @dataclass(slots=True)
@@ -41,20 +45,29 @@ class Event:
     args: dict = field(default_factory=dict)
 
 
+class Call(NamedTuple):
+    """A call of the host to CUDA, or to another device's library."""
+
+    name: str
+    start: float
+    end: float
+    thread: object
+
+
 @dataclass
 class Trace:
-    """What one rank's trace has. gpu: kernels and copies. launches: correlation -> when the host's call that
-    launched it ended, and its thread and start. notes: annotations. cpu: operators of a run without GPU.
-    groups: the process groups, as PyTorch describes them. size: of the world, None where it is not said.
-    strange: devices whose kernels are not read here. trains: False where operators were recorded and none of
-    them is of a backward.
+    """What one rank's trace has. gpu: kernels and copies. launches: correlation -> the host's call that
+    launched it. notes: annotations. cpu: operators of a run without GPU. groups: the process groups, as
+    PyTorch describes them. size: of the world, None where it is not said. strange: devices of which the trace
+    has no events, or none that are read here. trains: False where operators were recorded and none of them is
+    of a backward.
     """
 
     file: str
     rank: int | None
     groups: list[dict]
     gpu: list[tuple[str, Event]]
-    launches: dict[object, tuple[float, object, float]]
+    launches: dict[object, Call]
     notes: list[Event]
     cpu: list[Event]
     size: int | None
@@ -79,24 +92,27 @@ def read(path: str) -> Trace:
     gpu: list[tuple[str, Event]] = []
     names: dict[str, str] = {}  # a trace repeats few names
     strange: set[str] = set()
+    called: set[str] = set()  # devices that are known from calls alone
     operators = backward = False
     try:
         for found in _events(path, beside):
             if not isinstance(found, dict) or found.get("ph") != "X":
                 continue
             kind, name = str(found.get("cat")).lower(), str(found.get("name"))
-            strange.update(device for device in STRANGE if kind.startswith(device))
+            launches_something = kind.endswith(CALLS)
+            devices = called if launches_something else strange
+            devices.update(device for device in STRANGE if kind.startswith(device))
             operators |= kind in OPERATORS
             backward |= any(word in name for word in BACKWARD)
-            launches_something = kind.endswith(("_runtime", "_driver"))
-            is_note = kind in NOTES or name.startswith(("enumerate(DataLoader)", "ProfilerStep"))
+            is_note = kind in NOTES or name.startswith(NOTED)
             if not (launches_something or is_note or kind in GPU or kind in OPERATORS and not gpu):
                 continue
             event = _event(file, found, names.setdefault(name, name))
             if kind in GPU:
-                gpu.append((kind, event))
+                gpu.append((GPU[kind], event))
             elif launches_something:
-                launches[event.args.get("correlation")] = event.end, event.thread, event.start
+                call = Call(event.name, event.start, event.end, event.thread)
+                launches[event.args.get("correlation")] = call
             elif is_note:
                 event.thread = None if kind == "gpu_user_annotation" else event.thread
                 notes.append(event)
@@ -120,6 +136,11 @@ def read(path: str) -> Trace:
         rank = int(in_name[1]) if (in_name := _RANK.search(file)) else None
     groups = [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
     size = size if type(size) is int and 0 < size <= 100_000 else None
+    if not gpu:
+        strange |= called
+        has_gpus = launches or beside.get("deviceProperties") or "nccl" in str(told.get("backend"))
+        if has_gpus and not strange and not any(note.name.startswith("gloo:") for note in notes):
+            strange.add("GPU")
     return Trace(
         file, rank, groups, gpu, launches, notes, [] if gpu else cpu, size, strange, backward or not operators
     )

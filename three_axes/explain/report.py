@@ -6,15 +6,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..foreign import Unreadable
+from ..foreign import Unreadable, plain
 from ..table import Table, human, ranks
-from .advice import Advice, advice, slowest
-from .collectives import UNKNOWN, Collective
+from .advice import LEAST, Advice, advice, longer, slowest
+from .collectives import NAMED, UNKNOWN, Collective
 from .reading import read
 from .skew import Skew, skews
-from .split import Split, split
+from .split import UNSAID, Split, split
 
-GROUPS = 4  # of which it is told who waited
+GROUPS = 4  # whose waiting is shown
+KERNELS = 5  # that are not recognised, by name
 ROWS = 12  # kinds of collective that are shown
 TOLD = ("rank", "file", "seconds", "steps", "parts", "communication", "hidden", "working")  # of a rank
 
@@ -72,7 +73,7 @@ class Explained:
                 "collective",
                 "axis",
                 "size",
-                "calls a step",
+                "calls a step" if one.steps else "calls",
                 "together",
                 "exposed",
                 "median",
@@ -84,25 +85,39 @@ class Explained:
         )
 
     def sentences(self) -> list[str]:
-        """Missing ranks, the share that is hidden, the slowest rank, and who waits for whom, in words."""
+        """The share that is hidden, the slowest rank, and who waits for whom, in words."""
         one, sentences = slowest(self.splits), []
-        if missing := self.missing():
-            there = max(s.size or 0 for s in self.splits)
-            sentences.append(
-                f"traces of {len(missing)} of {there} ranks are missing ({ranks(missing)}): one may be slower"
-            )
         if one.communication:
+            also = f", {one.unsure:.1%} under kernels that are not recognised" * (one.unsure >= LEAST)
             sentences.append(
                 f"rank {one.rank} communicates {one.communication / one.seconds:.1%} of the time, and"
-                f" {one.hidden:.1%} of that is hidden under computation"
+                f" {one.hidden:.1%} of that is hidden under computation{also}"
             )
         if len(self.splits) > 1:
-            others = statistics.median(s.working for s in self.splits if s is not one)
-            sentences.append(
-                f"rank {one.rank} is the slowest{' here' * bool(missing)}: without waiting for others it"
-                f" works {one.working / max(1e-9, others):.2f} times as long as the median of the other ranks"
-            )
+            sentences.append(self._slowest())
         return sentences + [skew.sentence() for skew in self.skews[:GROUPS]]
+
+    def _slowest(self) -> str:
+        one = slowest(self.splits)
+        here = " here" * bool(self.missing())
+        if longer(self.splits):
+            others = statistics.median(s.working for s in self.splits if s is not one)
+            return (
+                f"rank {one.rank} is the slowest{here}: without waiting for others it works"
+                f" {one.working / max(1e-9, others):.2f} times as long as the median of the other ranks"
+            )
+        if any(s.may_wait > LEAST * s.seconds for s in self.splits):
+            return "not known: which rank is the slowest; what is not recognised may be waiting for others"
+        return f"no rank is the slowest{here}: without waiting for others they work equally long, within 1%"
+
+    def _missing(self) -> str:
+        if not (missing := self.missing()):
+            return ""
+        there = max(s.size or 0 for s in self.splits)
+        return (
+            f"traces of {len(missing)} of {there} ranks are missing ({ranks(missing)}): what is said is of"
+            f" {ranks([s.rank for s in self.splits])}, and another rank may be slower"
+        )
 
     def missing(self) -> list[int]:
         """Ranks of the same job without a file here."""
@@ -110,7 +125,7 @@ class Explained:
         return sorted(set(range(there)) - {s.rank for s in self.splits})
 
     def __repr__(self) -> str:
-        parts = [repr(self.parts())]
+        parts = [self._missing(), repr(self.parts())]
         if any(s.collectives for s in self.splits):
             parts.append(repr(self.collectives()))
         parts.append("\n".join(self.sentences()))
@@ -118,15 +133,23 @@ class Explained:
         for i, a in enumerate(self.advice, 1):
             share = a.seconds / slowest(self.splits).seconds
             advised.append(f"{i}. {share:.1%}: {a.text} (drop {a.drop:02d})")
-        nothing = "nothing takes more than one hundredth of the time beside computing"
-        parts += ["\n".join(advised) if self.advice else nothing, "\n".join(self.unknown)]
+        parts += ["\n".join(advised) if self.advice else self._nothing(), "\n".join(self.unknown)]
         return "\n\n".join(filter(None, parts))
 
+    def _nothing(self) -> str:
+        one = slowest(self.splits)
+        if one.strange and not one.on_gpu:
+            return "nothing is advised: the trace has the host's part alone"
+        beside = " and what is not known" * bool(one.may_wait > LEAST * one.seconds)
+        return f"nothing takes more than one hundredth of the time beside computing{beside}"
+
     def json(self) -> dict:
-        """The report as a dict for other programs. Seconds are those of the whole recording."""
+        """The report as a dict for other programs. Seconds are those of the whole recording. slowest: None
+        where no rank works longer than the others.
+        """
         return {
             "ranks": [{name: getattr(s, name) for name in TOLD} for s in self.splits],
-            "slowest": slowest(self.splits).rank,
+            "slowest": slowest(self.splits).rank if longer(self.splits) else None,
             "missing": self.missing(),
             "advice": [a._asdict() for a in self.advice],
             "waiting": [vars(skew) for skew in self.skews],
@@ -160,11 +183,24 @@ def _unknown(splits: list[Split]) -> list[str]:
     unknown, sent = [], [c for s in splits for c in s.collectives]
     if strange := sorted({device for s in splits for device in s.strange}):
         unknown.append(
-            f"not known: what {' and '.join(strange)} devices did; their events are not read, and what is"
-            " shown is the host's part"
+            f"not known: what {' and '.join(strange)} devices did; the trace has no events of theirs that are"
+            " read here, and what is shown is the host's part"
+        )
+    one = slowest(splits)
+    if one.unrecognised:
+        names = ", ".join(
+            f"{plain(name, 60)} ({seconds / one.seconds:.1%})"
+            for name, seconds in list(one.unrecognised.items())[:KERNELS]
+        )
+        more = f" and {len(one.unrecognised) - KERNELS} more" * (len(one.unrecognised) > KERNELS)
+        unknown.append(f"not recognised: {names}{more}; these kernels may compute or communicate")
+    if (idle := one.parts.get(UNSAID, 0.0)) > LEAST * one.seconds:
+        unknown.append(
+            f"not known: what the GPU waited for in {idle / one.seconds:.1%} of the time; the trace does not"
+            " have the launch of the kernel that came next"
         )
     if not sent:
-        return unknown + ["no collective was recorded: one rank alone, or a process that only computed"]
+        return unknown + [_no_collective(splits)] + _no_steps(splits)
     if any(c.axis == UNKNOWN for c in sent):
         unknown.append(
             "not known: the axis of some collectives. Newer PyTorch writes the group of each NCCL kernel into"
@@ -174,13 +210,25 @@ def _unknown(splits: list[Split]) -> list[str]:
         unknown.append("not known: bytes and bandwidth where a collective's size is not in the trace")
     if any(c.op.startswith("send or") for c in sent):
         unknown.append("not known: whether a SendRecv kernel is a pipeline's send or an all_to_all")
-    if strangers := sorted({c.op for c in sent if not c.is_known and not c.op.startswith("send or")}):
+    if strangers := sorted({c.op for c in sent if c.op not in NAMED}):
         unknown.append(
             f"not known: which collective {', '.join(strangers)} is; its kernel's name does not say"
         )
-    if not all(s.steps for s in splits):
-        unknown.append(
-            "not known: where a step ends; call profiler.step() after each. Times are of all that was"
-            " recorded"
-        )
-    return unknown
+    return unknown + _no_steps(splits)
+
+
+def _no_collective(splits: list[Split]) -> str:
+    size = max(s.size or 1 for s in splits)
+    if size == 1 and not any(s.unrecognised or s.strange for s in splits):
+        return "no collective was recorded: one rank alone, or a process that only computed"
+    of = f", though the job has {size} ranks" * (size > 1)
+    return f"not known: what the ranks send each other; no collective is recognised in the trace{of}"
+
+
+def _no_steps(splits: list[Split]) -> list[str]:
+    if all(s.steps for s in splits):
+        return []
+    return [
+        "not known: where a step ends. Times and calls are of all that was recorded. profile() marks steps"
+        " where it is given a schedule= and step() is called after each"
+    ]

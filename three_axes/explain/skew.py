@@ -1,8 +1,9 @@
 """Waiting and transfer, told apart: who came last to the collectives that several ranks' traces have.
 
-No clocks are compared. All members of a group leave a collective together, when the last has come and the
-bytes have moved. So whoever came last was in it for the shortest time, and that time is the transfer; what
-another was in it for longer, it waited.
+No clocks are compared. All members of a group leave an all-reduce, an all-gather, a reduce-scatter or a
+barrier together, when the last rank has come and the bytes have moved. So the rank that came last was in it
+for the shortest time, and that time is the transfer; what another rank was in it for longer, it waited. An
+all-to-all is left out: of one with unequal parts each rank leaves when its own parts are there.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..table import ranks
-from .collectives import Collective
+from .collectives import EXPERTS, Collective
 from .split import Split
 
-TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")  # that all leave at once
+TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "barrier")  # that all ranks leave at once
+ALONE = ("all_to_all", *EXPERTS)  # that each rank leaves when its own parts are there
 
 
 @dataclass
@@ -54,6 +56,10 @@ def skews(splits: Sequence[Split]) -> tuple[list[Skew], list[str]]:
             if c.op in TOGETHER and c.group:
                 told.setdefault(c.group, {}).setdefault(split.rank, []).append(c)
     found, inconclusive = [], []
+    if len(splits) > 1 and any(c.op in ALONE for split in splits for c in split.collectives):
+        inconclusive.append(
+            "not known: who waits for whom in an all_to_all; a rank leaves it when its own parts are there"
+        )
     for members in told.values():
         axis = next(iter(members.values()))[0].axis
         if len(members) < 2:

@@ -6,13 +6,15 @@ Exposed is the time in which a collective runs and nothing else does: a union of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..foreign import Unreadable
-from .collectives import PIPELINE, Announced, Collective, is_communication, of_gloo, of_kernel
-from .reading import Trace
+from .collectives import PIPELINE, Announced, Collective, communicates, of_gloo, of_kernel
+from .kernels import UNRECOGNISED, function_of, known
+from .reading import Event, Trace
 
 
 def union(spans) -> np.ndarray:
@@ -54,19 +56,27 @@ def length(a: np.ndarray) -> float:
 
 OPTIMIZER = "Optimizer.step#"
 WITHIN = 0.99  # of what a GPU ran must be in the host's steps, so that these are its own
-INSIDE = "Memcpy DtoD", "Memcpy PtoP", "Memset"
+INSIDE = "Memcpy DtoD", "Memset"
+LEAST = 0.01  # of what was recorded: a kernel that is not recognised and takes less counts as computing
+LONG = 1000  # microseconds of a call; a shorter one is a launch, or asks something
+BRIEF = 20  # microseconds between two kernels
+UNSAID = "idle, cause not known"
 STEP, LOADER = "ProfilerStep#", "enumerate(DataLoader)"
 WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "gloo:", "DistributedData")
 
 
 @dataclass
 class Split:
-    """A rank's time, in seconds. parts: compute, optimizer, copies (between host and device), copies on the
-    device where there are any, 'exposed AXIS' for each axis, bubble, waiting for data, waiting for Python,
-    idle. communication: with what is hidden. hidden: the share under computation. alone: (operation, axis,
-    bytes) -> how long collectives of that kind ran and nothing computed. size: of the world. strange: devices
-    that are not read. pageable: True where some copies come from or go to memory that is not pinned,
-    or do not say. trains: False where no backward was recorded.
+    """A rank's time, in seconds. parts: compute, optimizer, copies (between host and device), 'exposed AXIS'
+    for each axis, bubble, waiting for data, waiting for Python, idle; and where there are any: not
+    recognised, copies on the device, waiting for CUDA, and idle whose cause is not known. communication: with
+    what is hidden. hidden: the share under computation. unsure: the share under kernels that are not
+    recognised. alone: (operation, axis, bytes) -> how long collectives of that kind ran and nothing computed,
+    without what is bubble. exposed: (operation, axis) -> the same of all sizes. size: of the world. strange:
+    devices that are not read. unrecognised: a kernel's name -> how long it ran. calls: what the host called,
+    where the GPU waited for a long call -> how long. brief: idle time in gaps that are no longer than a
+    launch takes. pageable: True where some copies come from or go to memory that is not pinned, or do not
+    say. trains: False where no backward was recorded.
     """
 
     rank: int
@@ -77,10 +87,15 @@ class Split:
     parts: dict[str, float] = field(default_factory=dict)
     communication: float = 0.0
     hidden: float = 0.0
+    unsure: float = 0.0
     collectives: list[Collective] = field(default_factory=list)
     alone: dict[tuple, float] = field(default_factory=dict)
+    exposed: dict[tuple[str, str], float] = field(default_factory=dict)
     size: int | None = None
     strange: set[str] = field(default_factory=set)
+    unrecognised: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, float] = field(default_factory=dict)
+    brief: float = 0.0
     pageable: bool = True
     trains: bool = True
 
@@ -92,6 +107,11 @@ class Split:
     def working(self) -> float:
         """What this rank needs when it waits for nobody."""
         return self.seconds - self._exposed
+
+    @property
+    def may_wait(self) -> float:
+        """Of `working`, what may be waiting for others all the same."""
+        return self.parts.get(UNRECOGNISED, 0.0) + self.parts.get(UNSAID, 0.0)
 
 
 def split(trace: Trace, rank: int = 0) -> Split:
@@ -108,33 +128,51 @@ def _noted(trace: Trace, name: str) -> np.ndarray:
 
 def _of_gpu(trace: Trace, rank: int) -> Split:
     announced = Announced(trace)
-    sent = [of_kernel(e, announced) for kind, e in trace.gpu if kind == "kernel" and is_communication(e.name)]
-    copies = [e for kind, e in trace.gpu if kind != "kernel"]
+    sent = [of_kernel(e, announced) for kind, e in trace.gpu if communicates(kind, e)]
+    sent += [of_gloo(note, trace.groups) for note in trace.notes if note.name.startswith("gloo:")]
+    rest = [(kind, e) for kind, e in trace.gpu if not communicates(kind, e)]
+    copies = [e for kind, e in rest if kind != "kernel"]
     inside, host = ([(e.start, e.end) for e in copies if _is_inside(e.name) == it] for it in (True, False))
-    kernels = [e for kind, e in trace.gpu if kind == "kernel" and not is_communication(e.name)]
+    ran, steps = union([(e.start, e.end) for _, e in trace.gpu]), _noted(trace, STEP)
+    # A host that runs ahead ends its steps before the GPU has: then what was recorded is all there is.
+    marks = steps if length(both(ran, steps)) > WITHIN * length(ran) else union([])
+    every = [e for kind, e in rest if kind == "kernel"]
+    strangers = _unrecognised(every, np.concatenate([ran, marks]))
+    is_stranger = [function_of(e.name) in strangers for e in every]
+    kernels = [e for e, strange in zip(every, is_stranger) if not strange]
+    unsure = union([(e.start, e.end) for e, strange in zip(every, is_stranger) if strange])
     stepping = _noted(trace, OPTIMIZER)
-    launched = np.array(
-        [trace.launches.get(e.args.get("correlation"), (0, None, e.start))[2] for e in kernels]
-    )
+    calls = (trace.launches.get(e.args.get("correlation")) for e in kernels)
+    launched = np.array([call.start if call else e.start for call, e in zip(calls, kernels)])
     at = np.searchsorted(stepping[:, 0], launched, "right") - 1
     by_optimizer = (
         (at >= 0) & (launched <= stepping[at, 1]) if len(stepping) else np.zeros(len(kernels), bool)
     )
     spans = np.array([(e.start, e.end) for e in kernels]).reshape(-1, 2)
     parts = union(spans[~by_optimizer]), union(spans[by_optimizer]), union(host), union(inside)
-    ran, steps = union([(e.start, e.end) for _, e in trace.gpu]), _noted(trace, STEP)
-    # A host that runs ahead ends its steps before the GPU has: then what was recorded is all there is.
-    marks = steps if length(both(ran, steps)) > WITHIN * length(ran) else union([])
-    made, idle = _parts(trace, rank, True, sent, *parts, marks)
-    made.parts |= _idle(trace, idle)
+    made, idle = _parts(trace, rank, True, sent, *parts, marks, unsure)
+    made.unrecognised = strangers
+    _idle(made, trace, idle)
     of_host = [e.name for e in copies if not _is_inside(e.name)]
     made.pageable = not of_host or not all("Pinned" in name for name in of_host)
     return made
 
 
 def _is_inside(name: str) -> bool:
-    """True for a copy within devices, which no host's memory takes part in."""
+    """True for a copy within the device, which no host's memory takes part in."""
     return name.startswith(INSIDE)
+
+
+def _unrecognised(kernels: list[Event], whole: np.ndarray) -> dict[str, float]:
+    """Name -> seconds of the kernels that are not recognised and take `LEAST` of the whole or more."""
+    took: dict[str, float] = {}
+    for e in kernels:
+        if known(e.name).does == UNRECOGNISED:
+            name = function_of(e.name)
+            took[name] = took.get(name, 0.0) + (e.end - e.start) / 1e6
+    lasts = (whole[:, 1].max() - whole[:, 0].min()) / 1e6
+    ranked = sorted(took.items(), key=lambda one: -one[1])
+    return {name: seconds for name, seconds in ranked if seconds >= LEAST * lasts > 0}
 
 
 def _of_cpu(trace: Trace, rank: int) -> Split:
@@ -150,34 +188,37 @@ def _of_cpu(trace: Trace, rank: int) -> Split:
     ops = [e for e in cpu if not e.name.startswith(WRAPPERS) and not e.name.endswith("Backward0")]
     computing, stepping = union([(e.start, e.end) for e in ops]), _noted(trace, OPTIMIZER)
     parts = without(computing, stepping), both(computing, stepping), union([]), union([])
-    made, idle = _parts(trace, rank, False, sent, *parts, steps)
+    made, idle = _parts(trace, rank, False, sent, *parts, steps, union([]))
     made.parts |= _waiting(trace, idle)
     return made
 
 
-def _parts(trace: Trace, rank: int, on_gpu: bool, sent, computing, optimizer, copies, inside, also):
+def _parts(trace: Trace, rank: int, on_gpu: bool, sent, computing, optimizer, copies, inside, also, unsure):
     """(a split without what idle time was for, the intervals of that). inside: copies within the device.
-    also: spans that belong to the whole.
+    also: spans that belong to the whole. unsure: kernels that are not recognised.
     """
     communicating = union([(c.start, c.end) for c in sent])
-    spans = np.concatenate([computing, optimizer, copies, inside, communicating, also])
+    spans = np.concatenate([computing, optimizer, unsure, copies, inside, communicating, also])
     if not length(spans):
         raise Unreadable(f"{trace.file} has nothing that took time: was anything run while it was recorded?")
     whole = np.array([[spans[:, 0].min(), spans[:, 1].max()]])
     optimizer, busy = without(optimizer, computing), union(np.concatenate([computing, optimizer]))
     parts = {"compute": length(computing), "optimizer": length(optimizer)}
+    computed = busy
+    if len(unsure):
+        parts[UNRECOGNISED] = length(without(unsure, busy))
+        busy = union(np.concatenate([busy, unsure]))
     parts["copies"] = length(without(copies, busy))
     if len(inside):
         parts["copies on the device"] = length(without(inside, union(np.concatenate([busy, copies]))))
     steps = len({note.name for note in trace.notes if note.name.startswith(STEP)})
     made = Split(rank, trace.file, on_gpu, length(whole) / 1e6, steps, collectives=sent)
     made.communication = length(communicating) / 1e6
-    made.hidden = length(both(communicating, busy)) / max(1e-9, length(communicating))
+    made.hidden = length(both(communicating, computed)) / max(1e-9, length(communicating))
+    made.unsure = length(both(communicating, busy)) / max(1e-9, length(communicating)) - made.hidden
     busy = union(np.concatenate([busy, copies, inside]))
-    kinds: dict[tuple, list[tuple[float, float]]] = {}
-    for c in sent:
-        kinds.setdefault(c.kind, []).append((c.start, c.end))
-    made.alone = {kind: length(without(union(spans), busy)) / 1e6 for kind, spans in kinds.items()}
+    made.alone = _alone(sent, busy, lambda c: c.kind)
+    made.exposed = _alone(sent, busy, lambda c: (c.op, c.axis))
     made.size, made.strange, made.trains = trace.size, trace.strange, trace.trains
     bubble = 0.0
     for axis in sorted({c.axis for c in sent}):
@@ -192,6 +233,20 @@ def _parts(trace: Trace, rank: int, on_gpu: bool, sent, computing, optimizer, co
     return made, without(whole, busy)
 
 
+def _alone(sent: list[Collective], busy: np.ndarray, kind: Callable[[Collective], tuple]) -> dict:
+    """Kind -> seconds in which collectives of that kind ran, nothing computed, and none waited in a bubble."""
+    kinds: dict[tuple, list[Collective]] = {}
+    for c in sent:
+        kinds.setdefault(kind(c), []).append(c)
+    alone = {}
+    for one, alike in kinds.items():
+        spans = without(union([(c.start, c.end) for c in alike]), busy)
+        piped = [c for c in sent if c.axis == alike[0].axis and c.op in PIPELINE]
+        waiting = union(_beyond_the_fastest(piped)) if alike[0].op in PIPELINE else union([])
+        alone[one] = length(without(spans, waiting)) / 1e6
+    return alone
+
+
 def _beyond_the_fastest(sent: list[Collective]) -> list[tuple[float, float]]:
     """A send or receive begins to wait at once and moves its bytes at the end: what it takes longer than the
     fastest of its size was waiting for the neighbour.
@@ -203,12 +258,48 @@ def _beyond_the_fastest(sent: list[Collective]) -> list[tuple[float, float]]:
     return [(c.start, c.end - fastest[c.op, c.payload]) for c in sent]
 
 
-def _idle(trace: Trace, gaps: np.ndarray) -> dict[str, float]:
-    """A GPU that idles until a kernel that was launched after the gap began waited for the host."""
-    starts = {e.start: trace.launches.get(e.args.get("correlation")) for _, e in trace.gpu}
-    late = [(end := starts.get(gap[1])) is not None and end[0] > gap[0] for gap in gaps]
-    waited = gaps[np.array(late, dtype=bool)] if len(gaps) else gaps
-    return _waiting(trace, waited) | {"idle": (length(gaps) - length(waited)) / 1e6}
+def _idle(made: Split, trace: Trace, gaps: np.ndarray) -> None:
+    """Say of each gap in which the GPU idles what it waited for. A kernel that was launched after the gap
+    began waited for the host, and so does a gap behind the last. One that had been launched waited on the
+    device, and the trace does not say for what. Of one whose launch was not recorded nothing is known.
+    """
+    calls = {e.start: trace.launches.get(e.args.get("correlation")) for _, e in trace.gpu}
+    late: list[tuple[object, np.ndarray]] = []  # (thread of the host, gap)
+    queued, unsaid = [], []
+    for gap in gaps:
+        call = calls.get(gap[1])
+        if call and call.end > gap[0]:
+            late.append((call.thread, gap))
+        elif call:
+            queued.append(gap)
+        elif gap[1] in calls or not trace.launches:
+            unsaid.append(gap)
+        else:
+            late.append((None, gap))
+    in_calls = _in_calls(made, trace, late)
+    made.parts |= _waiting(trace, without(union([gap for _, gap in late]), in_calls))
+    if len(in_calls):
+        made.parts["waiting for CUDA"] = length(in_calls) / 1e6
+    made.parts["idle"] = length(union(queued)) / 1e6
+    made.brief = sum(end - start for start, end in queued if end - start <= BRIEF) / 1e6
+    if unsaid:
+        made.parts[UNSAID] = length(union(unsaid)) / 1e6
+
+
+def _in_calls(made: Split, trace: Trace, late: list[tuple[object, np.ndarray]]) -> np.ndarray:
+    """When the thread that was waited for was in a long call of CUDA, and not in the loader."""
+    loading, found = _noted(trace, LOADER), []
+    by_thread: dict[object, list[np.ndarray]] = {}
+    for thread, gap in late:
+        by_thread.setdefault(thread, []).append(gap)
+    for call in trace.launches.values():
+        if call.end - call.start >= LONG and call.thread in by_thread:
+            inside = both(np.array([[call.start, call.end]]), np.array(by_thread[call.thread]))
+            inside = without(inside, loading)
+            if len(inside):
+                made.calls[call.name] = made.calls.get(call.name, 0.0) + length(inside) / 1e6
+                found.append(inside)
+    return union(np.concatenate(found)) if found else union([])
 
 
 def _waiting(trace: Trace, waited: np.ndarray) -> dict[str, float]:

@@ -1,0 +1,49 @@
+"""What a kernel does, as far as its name says: it computes, it communicates, or it is not recognised.
+
+`data/kernels.csv` has the names, in the order in which they are tried, each with where it was read.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import NamedTuple
+
+from ..files import rows_of
+
+COMPUTES, COMMUNICATES, UNRECOGNISED = "computes", "communicates", "not recognised"
+_ENABLED = re.compile(r"^std::enable_if<.*?>::type ")  # cuBLAS's gemv is declared behind it
+
+
+class Kernel(NamedTuple):
+    """does: `COMPUTES`, `COMMUNICATES` or `UNRECOGNISED`. operation: the collective that it runs, '' where
+    its own name says that.
+    """
+
+    does: str
+    operation: str = ""
+
+
+@cache
+def known(name: str) -> Kernel:
+    """What the kernel of this name does. A name that says of one kernel that it multiplies and communicates
+    says nothing of its time, so it is not recognised.
+    """
+    function = function_of(name)
+    for pattern, row in _table():
+        if pattern.search(function):
+            does = row["does"] if row["does"] in (COMPUTES, COMMUNICATES) else UNRECOGNISED
+            return Kernel(does, row["operation"])
+    return Kernel(UNRECOGNISED)
+
+
+def function_of(name: str) -> str:
+    """'void at::native::(anonymous namespace)::f<int>(int)' -> 'at::native::f'."""
+    plain = _ENABLED.sub("", name.replace("(anonymous namespace)::", ""))
+    words = re.split(r"[<(]", plain, maxsplit=1)[0].split()
+    return words[-1] if words else name
+
+
+@cache
+def _table() -> list[tuple[re.Pattern, dict[str, str]]]:
+    return [(re.compile(row["name"], re.IGNORECASE), row) for row in rows_of("kernels.csv")]
