@@ -20,10 +20,10 @@ from torch._C import _distributed_c10d as _c10d
 from torch.distributed import _functional_collectives as functional
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_iter, tree_map
+from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatten
 
 __all__ = ["TorchDispatchMode", "all_to_all_single_autograd", "functional"]
-__all__ += ["tree_flatten", "tree_iter", "tree_map"]
+__all__ += ["tree_flatten", "tree_iter", "tree_map", "tree_unflatten"]
 
 # What DTensor and the functional collectives resolve a group with: torch 2.11 gives its name, 2.13 the group.
 # Without it an axis has no name where a DTensor communicates.

@@ -133,7 +133,7 @@ def longer(splits: Sequence[Split]) -> float:
 
 
 def _exposed(one: Split, op: str, axis: str, seconds: float, skews: Sequence[Skew]) -> Advice:
-    """What a collective along an axis costs: the time of its row, or of its rows where it has several sizes."""
+    """What a collective along an axis costs: the time of its row, or of its rows, one for each size."""
     its = [c for c in one.collectives if (c.op, c.axis) == (op, axis)]
     sizes = len({c.payload for c in its})
     where = ("" if axis == UNKNOWN else f" along {axis}") + (

@@ -234,7 +234,7 @@ def _parts(trace: Trace, rank: int, on_gpu: bool, sent, computing, optimizer, co
 
 
 def _alone(sent: list[Collective], busy: np.ndarray, kind: Callable[[Collective], tuple]) -> dict:
-    """Kind -> seconds in which collectives of that kind ran, nothing computed, and none waited in a bubble."""
+    """Kind -> seconds in which collectives of that kind ran and nothing computed, without what is bubble."""
     kinds: dict[tuple, list[Collective]] = {}
     for c in sent:
         kinds.setdefault(kind(c), []).append(c)

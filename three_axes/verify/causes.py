@@ -196,41 +196,86 @@ class Parts:
 
 
 def of_rows(
-    got: torch.Tensor, wanted: torch.Tensor, rows: Sequence[torch.Tensor], tolerance: float
+    got: torch.Tensor, wanted: torch.Tensor, rows: Sequence[torch.Tensor], tolerance: float, each: int = 1
 ) -> Cause | None:
-    """A cause where a gradient is made of the same gradients of rows as the twin's, with other weights."""
+    """A cause where a gradient is made of the same gradients of rows as the twin's, with other weights. rows:
+    the gradients of parts of the batch. each: rows of a part.
+    """
     basis = torch.stack([row.double().flatten() for row in rows], 1)
     mine, twins = (_weights(basis, t.double().flatten(), tolerance) for t in (got, wanted))
     if mine is None or twins is None:
         return None
     if (lacks := twins.abs() < 1e-9).any():
-        gone = ", ".join(f"row {row}" for row, lack in enumerate(lacks.tolist(), 1) if lack)
+        gone = ", ".join(_part(i, i, each) for i, lack in enumerate(lacks.tolist()) if lack)
         text = f"the twin's has nothing of {gone}: the step leaves out a part of the batch"
         return Cause("rows missing", text=text)
     ratios = [round(float(r), 3) for r in mine / twins]
     if len(set(ratios)) == 1:
         return None
     runs: list[list] = []
-    for row, ratio in enumerate(ratios, 1):
+    for i, ratio in enumerate(ratios):
         if runs and runs[-1][2] == ratio:
-            runs[-1][1] = row
+            runs[-1][1] = i
         else:
-            runs.append([row, row, ratio])
-    names = {(a, b): f"row{f's {a}–{b}' if b > a else f' {a}'}" for a, b, _ in runs}
-    said = ", ".join(f"{names[first, last]} {ratio:g} times" for first, last, ratio in runs if ratio)
+            runs.append([i, i, ratio])
+    often = lambda ratio: "once" if ratio == 1 else f"{ratio:g} times"
+    said = ", ".join(f"{_part(a, b, each)} {often(ratio)}" for a, b, ratio in runs if ratio)
     if 0.0 in ratios:
-        gone = ", ".join(names[first, last] for first, last, ratio in runs if not ratio)
-        return Cause("rows missing", text=f"{gone} of {len(ratios)} missing; {said} what they should count")
+        gone = ", ".join(_part(a, b, each) for a, b, ratio in runs if not ratio)
+        rows_in_all = len(ratios) * each
+        return Cause("rows missing", text=f"{gone} of {rows_in_all} missing; {said} what they should count")
     if all(ratio == int(ratio) for ratio in ratios):
         return Cause(
             "rows repeated", text=f"{said} what they should count: summed again with each microbatch?"
         )
-    text = f"{said} what they should count: a mean of means, of shares with unequal numbers of tokens?"
-    return Cause("rows weighted", text=text)
+    why = "a mean of means, of shares with unequal numbers of tokens"
+    if 1.0 in ratios:
+        why = "a factor that some of them get once more than others"
+    return Cause("rows weighted", text=f"{said} what they should count: {why}?")
+
+
+def of_masks(
+    got: torch.Tensor,
+    rows: Sequence[torch.Tensor],
+    unmasked: Sequence[torch.Tensor],
+    tolerance: float,
+    each: int,
+) -> Cause | None:
+    """A cause where a gradient has in it what the batch's mask leaves out. rows, unmasked: the gradients of
+    parts of the batch, with the mask and as if it left nothing out.
+    """
+    apart_by = [apart(there, row) for row, there in zip(rows, unmasked)]
+    has_padding = [i for i, off in enumerate(apart_by) if off > max(tolerance, 1e-7)]
+    basis = torch.stack([row.double().flatten() for row in [*rows, *(unmasked[i] for i in has_padding)]], 1)
+    if not has_padding:
+        return None
+    weights = _weights(basis, got.double().flatten(), tolerance)
+    if weights is None:
+        return None
+    share = weights[len(rows) :].abs() / weights.abs().max()
+    counted = [i for i, part in zip(has_padding, share.tolist()) if part > 1e-6]
+    if not counted:
+        return None
+    named = ", ".join(_part(a, b, each) for a, b in _runs(counted))
+    return Cause("padding counted", text=f"in {named} what the batch's mask leaves out is counted as well")
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """[0, 1, 4] -> [(0, 1), (4, 4)]."""
+    runs: list[tuple[int, int]] = []
+    for i in numbers:
+        runs[-1:] = [(runs[-1][0], i)] if runs and runs[-1][1] == i - 1 else [*runs[-1:], (i, i)]
+    return runs
+
+
+def _part(first: int, last: int, each: int) -> str:
+    """'row 3', 'rows 1–4': from 1 on, of parts of `each` rows that are numbered from 0."""
+    a, b = first * each + 1, (last + 1) * each
+    return f"rows {a}–{b}" if b > a else f"row {a}"
 
 
 def _weights(basis: torch.Tensor, vector: torch.Tensor, tolerance: float) -> torch.Tensor | None:
-    if not (basis.isfinite().all() and vector.isfinite().all()):
+    if basis.shape[1] >= len(vector) or not (basis.isfinite().all() and vector.isfinite().all()):
         return None
     weights = torch.linalg.lstsq(basis, vector.unsqueeze(1)).solution.squeeze(1)
     return weights if apart(basis @ weights, vector) <= max(tolerance, 1e-7) else None

@@ -17,6 +17,7 @@ from .causes import (
     apart,
     differing,
     factor,
+    of_masks,
     of_norms,
     of_output,
     of_rows,
@@ -33,6 +34,8 @@ ROUNDINGS = 4  # so many units in the last place are nothing, in other types
 SPREAD = 8  # what two orders of sums may be apart, in measured spreads
 FAR = 16  # medians: behind a first step some parameters spread so far, and which ones differs from run to run
 SMALL = 1e-6  # of the largest gradient: what is below may be nothing but rounding
+OF_ROWS = "rows missing", "rows repeated", "rows weighted", "padding counted"
+REFUSED = "rows could not be tried: "
 VISIBLE = 1e-4  # of a tensor's largest gradient: Adam makes a full step of less as well, and of its rounding
 
 
@@ -83,7 +86,8 @@ class Comparison:
         loss, gradients = self._loss(), self._gradients()
         follow = {}
         if loss and len(gradients) > len(self._twin.gradients) / 2:
-            follow = {name: wrong for name, wrong in gradients.items() if wrong[1] is UNEXPLAINED}
+            follow = {name: wrong for name, wrong in gradients.items() if wrong[1].kind == UNEXPLAINED.kind}
+            loss = self._of_gradients(loss, gradients)
         add("loss", loss)
         if not loss and self._shares:
             self.verdict.cells["loss"] = f"equal, a sum over {along(self._shares)}"
@@ -161,6 +165,17 @@ class Comparison:
             text += ". No module's output parts: look at targets, mask and mean"
         return {"": (far, Cause("loss", text=text))}
 
+    def _of_gradients(self, loss: Wrong, gradients: Wrong) -> Wrong:
+        """The loss with the cause that its gradients have in the rows of the batch, where it has none."""
+        ((far, cause),) = loss.values()
+        if cause.kind != "loss":
+            return loss
+        rows = [one for _, one in gradients.values() if one.kind in OF_ROWS]
+        refused = next((one.text for _, one in gradients.values() if REFUSED in one.text), "")
+        if not rows and refused:
+            rows = [replace(cause, text=f"{cause.text}; {refused[refused.index(REFUSED) :]}")]
+        return {"": (far, rows[0])} if rows else loss
+
     def _summed_over(self, off: Callable[[float], float], allowed: float) -> tuple[str, ...]:
         """The axes over which the ranks' losses, which are not equal, sum to the twin's; none where they do
         not.
@@ -195,9 +210,13 @@ class Comparison:
             if 0 < len(but_for) < len(wrong):  # clipping by hand makes all wrong by one factor
                 wrong = but_for
         open_ = [name for name, (_, cause) in wrong.items() if cause.kind in ("unexplained", "some ranks")]
-        of_all = (self._not_zeroed(open_) or self._of_went_in() or self._of_rows(open_)) if open_ else None
+        of_all, refused = (self._not_zeroed(open_) or self._of_went_in()) if open_ else None, ""
+        if open_ and not of_all and not self._number:
+            of_all, refused = self._of_rows(open_)
         for name in open_:
             cause = of_all or self._of_strangers(name) or wrong[name][1]
+            if cause.kind == UNEXPLAINED.kind and refused:
+                cause = replace(cause, text=f"{cause.text}; {REFUSED}{refused}")
             wrong[name] = wrong[name][0], cause
         return wrong
 
@@ -256,14 +275,24 @@ class Comparison:
             said = f"{' and '.join(took)} over {over} was given it too late, or nobody waited"
         return replace(cause, text=f"{cause.text}. {said}")
 
-    def _of_rows(self, names: list[str]) -> Cause | None:
+    def _of_rows(self, names: list[str]) -> tuple[Cause | None, str]:
+        """(a cause in the weights of the batch's rows, or in its mask; why rows could not be tried)."""
         rank = next(rank for rank, one in self._seen.items() if any(name in one.gradients for name in names))
         mine = [name for name in names if name in self._seen[rank].gradients]
         part = lambda whole: torch.cat([whole[name].flatten()[self.places.of[name][rank]] for name in mine])
         got = torch.cat([self._seen[rank].gradients[name].flatten() for name in mine])
-        if not (rows := self.twin.rows()):
-            return None
-        return of_rows(got, part(self._twin.gradients), list(map(part, rows)), self._allowed(self._number))
+        allowed, rows = self._allowed(self._number), self.twin.rows(False)
+        if rows.refused:
+            return None, rows.refused
+        parts = list(map(part, rows.gradients))
+        if not parts:
+            return None, ""
+        if cause := of_rows(got, part(self._twin.gradients), parts, allowed, rows.each):
+            return cause, ""
+        unmasked = self.twin.rows(True)
+        if not unmasked.gradients:
+            return None, unmasked.refused
+        return of_masks(got, parts, list(map(part, unmasked.gradients)), allowed, rows.each), ""
 
     def _of_strangers(self, name: str) -> Cause | None:
         """A cause where a gradient equals one of another parameter on another rank: it was reduced over ranks

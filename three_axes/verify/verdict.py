@@ -53,6 +53,17 @@ class Verdict:
         return bool(found)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The twin's gradients of one part of the batch's rows after the other. each: rows of a part. refused:
+    why there are none, for the reader; '' where nothing failed.
+    """
+
+    gradients: Sequence[Tensors]
+    each: int = 1
+    refused: str = ""
+
+
 @dataclass
 class Twin:
     """The whole model on one device.
@@ -60,13 +71,14 @@ class Twin:
     steps: what it saw. again: the same steps once more, in float64, or from weights that are rounded as the
     ranks round theirs. The difference of the two is the spread.
     own: the weights that `build` gave it. aliases: other names of one and the same tensor.
-    rows(): the gradients of runs of the batch's rows; None where the step cannot be done on them.
+    rows(unmasked): the gradients of the batch's rows, a few at a time. unmasked: as if the batch's mask left
+    nothing out.
     """
 
     steps: Sequence[Seen]
     again: Sequence[Seen]
     own: Tensors
-    rows: Callable[[], list[Tensors] | None] = lambda: None
+    rows: Callable[[bool], Rows] = lambda unmasked: Rows([])
     aliases: Mapping[str, set[str]] = field(default_factory=dict)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -14,16 +15,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from .. import devices, pytorch_private
 from ..count.axes import of_meshes
 from ..count.interpose import interposer
+from ..lines import Line, place, readers
 from .causes import apart
 from .compare import Comparison
 from .pieces import Mesh, Places, Split
 from .record import Seen, Sent, Tensors, Watched, is_real
 from .report import Report
-from .verdict import Twin
+from .verdict import Rows, Twin
 
 TYPES = torch.float32, torch.bfloat16, torch.float16
 OTHER_SEED = 271828
-ROWS = 8  # runs of the batch's rows that are tried apart
+ROWS = 8  # parts of the batch's rows that are tried apart
 
 
 def verify(
@@ -201,7 +203,7 @@ class _Twins:
             again = self._run(self._made(), nudged, self._batch, self._steps, others=True)
         exact = rounds is None and steps[0].eps == torch.finfo(torch.float64).eps
         self._is_the_same(steps[0], again[0], 1e-9 if exact else 0.05)
-        twin = Twin(steps, again, self._own, lambda: self._rows(weights), self._aliases)
+        twin = Twin(steps, again, self._own, lambda unmasked: self._rows(weights, unmasked), self._aliases)
         self._known.append((weights, eps, twin))
         return twin
 
@@ -251,19 +253,45 @@ class _Twins:
             f" batch{first}. Does it draw random numbers (F.dropout, noise)? Switch that off in build"
         )
 
-    def _rows(self, weights: Tensors) -> list[Tensors] | None:
-        is_tensor = lambda leaf: isinstance(leaf, torch.Tensor)
-        leaves = list(filter(is_tensor, pytorch_private.tree_flatten(self._batch)[0]))
-        n = len(leaves[0]) if leaves and leaves[0].dim() else 0
-        runs = next((k for k in range(min(ROWS, n), 1, -1) if n % k == 0), 0)
-        if not runs or any(leaf.dim() == 0 or len(leaf) != n for leaf in leaves):
-            return None
-        part = lambda leaf, i: leaf.chunk(runs)[i] if is_tensor(leaf) else leaf
-        cut = lambda i: pytorch_private.tree_map(lambda leaf: part(leaf, i), self._batch)
-        try:
-            return [self._run(self._made(), weights, cut(i), 1)[0].gradients for i in range(runs)]
-        except (RuntimeError, ValueError, IndexError):  # a step that wants the whole batch
-            return None
+    def _rows(self, weights: Tensors, unmasked: bool) -> Rows:
+        """The gradients of the batch's rows, at most `ROWS` parts of it, of equal sizes where these divide
+        it. A step that refuses a part, since it cuts its batch itself, is given a batch that repeats the
+        part.
+        """
+        leaves, structure = pytorch_private.tree_flatten(self._batch)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        n = len(tensors[0]) if tensors and tensors[0].dim() else 0
+        if n < 2 or any(leaf.dim() == 0 or len(leaf) != n for leaf in tensors):
+            return Rows([], refused="the batch's tensors do not all begin with its rows")
+        masks = [i for i, leaf in enumerate(leaves) if _is_mask(leaf)] if unmasked else []
+        if unmasked and not masks:
+            return Rows([])
+        each = next((n // k for k in range(min(ROWS, n), 1, -1) if n % k == 0), -(-n // ROWS))
+        leaves = [torch.ones_like(leaf) if i in masks else leaf for i, leaf in enumerate(leaves)]
+        refused = ""
+        for times in (1, -(-n // each)):
+            cut = lambda leaf, at: torch.cat([leaf[at : at + each]] * times)[:n]
+            parts = (
+                [cut(leaf, at) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+                for at in range(0, n, each)
+            )
+            try:
+                batches = (pytorch_private.tree_unflatten(part, structure) for part in parts)
+                return Rows([self._run(self._made(), weights, b, 1)[0].gradients for b in batches], each)
+            except Exception as e:  # a reader's step may raise anything
+                refused = refused or _refusal(e)
+        return Rows([], refused=refused)
+
+
+def _is_mask(leaf) -> bool:
+    """True for a tensor of zeros and ones, of both."""
+    return isinstance(leaf, torch.Tensor) and leaf.dim() > 1 and leaf.unique().tolist() == [0, 1]
+
+
+def _refusal(e: Exception) -> str:
+    frames = traceback.extract_tb(e.__traceback__)
+    lines = readers([Line(f.filename, f.lineno or 0, f.name) for f in frames])
+    return ", ".join([type(e).__name__, *map(place, lines[-1:])])
 
 
 def _mesh_of(layout: str, ranks: int) -> Mesh:
