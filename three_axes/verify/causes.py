@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +17,8 @@ TOKENS = 512  # of a rank's tokens so many are looked for
 NEAR = 2e-3  # of a factor from 1: its difference says more
 SLIGHT = 0.05  # of an output's length: a rank whose tokens are all off by less computes otherwise
 NOTHING = 1e-300
+MOST_KINDS = 3  # kinds of tensors that are tried together, in a norm
+CHANCE = 5e-3  # that one of all sets that are tried fits a norm although it is not the cause, about
 
 
 @dataclass(frozen=True)
@@ -282,10 +286,16 @@ def _weights(basis: torch.Tensor, vector: torch.Tensor, tolerance: float) -> tor
 
 
 def of_norms(
-    got: Mapping[int, float], wanted: float, mesh: Mesh, tolerance: float, parts: Mapping[tuple, float] = {}
+    got: Mapping[int, float],
+    wanted: float,
+    mesh: Mesh,
+    tolerance: float,
+    parts: Mapping[tuple, float] = {},
+    squares_of: Mapping[str, float] = {},
 ) -> Cause:
     """The cause of a wrong norm that gradients are clipped by. parts: axes -> the sum of squares of the
-    twin's gradients that ranks along these axes hold in parts.
+    twin's gradients that ranks along these axes hold in parts. squares_of: name -> the sum of squares of the
+    twin's gradient.
     """
     near = lambda a, b: math.isclose(a, b, rel_tol=max(tolerance, 1e-7))
     for axes in mesh.sets_of_axes():
@@ -306,10 +316,37 @@ def of_norms(
         if squares and len(set(total.values())) > 1 and all(near(one, wanted**2) for one in sums):
             text = f"the squares of what {along(axes)} holds in parts were never summed over it"
             return Cause("norm of a part", axes, text)
+    if cause := _counted_often(got, wanted, mesh, max(tolerance, 1e-7), squares_of):
+        return cause
     cause = scaled({rank: norm / wanted for rank, norm in got.items()}, mesh)
     if len({f"{norm:.6g}" for norm in got.values()}) > 1:
         return Cause("norm of a part", cause.axes, f"{cause.text}, so ranks clip differently")
     return cause
+
+
+def _counted_often(
+    got: Mapping[int, float], wanted: float, mesh: Mesh, tolerance: float, squares_of: Mapping[str, float]
+) -> Cause | None:
+    """A cause where some tensors' squares are in the norm as often as an axis has ranks. Tensors are tried
+    one by one, all of a name but for its numbers, and up to three of these kinds together.
+    """
+    kinds: dict[str, list[str]] = {}
+    for name in squares_of:
+        kinds.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+    sets = [[name] for name in squares_of]
+    for n in range(1, MOST_KINDS + 1):
+        sets += [list(itertools.chain(*some)) for some in itertools.combinations(kinds.values(), n)]
+    sets = sets[: int(CHANCE / tolerance)]
+    for axes in mesh.sets_of_axes():
+        size = mesh.size(axes)
+        for names in sets:
+            total = wanted**2 + (size - 1) * sum(squares_of[name] for name in names)
+            if all(math.isclose(norm**2, total, rel_tol=2 * tolerance) for norm in got.values()):
+                more = f" and {len(names) - 2} more" * (len(names) > 2)
+                of, over = f"{', '.join(names[:2])}{more}", along(axes)
+                text = f"the squares of {of} were counted {size} times, over {over}"
+                return Cause("squares counted often", axes, text)
+    return None
 
 
 # -- outputs of modules ----------------------------------------------------------------------------

@@ -317,7 +317,8 @@ class Comparison:
         allowed = self._allowed(self._number, abs((self._again.norm or 0.0) / twins - 1))
         if off <= allowed:
             return {}
-        return {"": (off, of_norms(norms, twins, self.mesh, allowed, self._squares_in_parts()))}
+        squares = {name: float(g.double().square().sum()) for name, g in self._twin.gradients.items()}
+        return {"": (off, of_norms(norms, twins, self.mesh, allowed, self._squares_in_parts(), squares))}
 
     def _squares_in_parts(self) -> dict[tuple, float]:
         """Axes -> the sum of squares of the twin's gradients that ranks along these axes hold in parts."""

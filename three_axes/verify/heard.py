@@ -32,7 +32,6 @@ class Heard(Listener):
 
     def __init__(self) -> None:
         self._depth = 0  # of forwards within each other
-        self._waits = False  # for the first module with parameters of its own in the forward under way
         self._before = b""  # the random state as the forward began
         self._first_step = True  # until the optimizer has stepped
         self._gradients: dict[int, str] = {}  # a gradient's memory -> its parameter, from the first look on
@@ -44,10 +43,11 @@ class Heard(Listener):
         self._swaps: dict[tuple[int, ...], int] = {}
         self._messages: set[tuple[int, ...]] = set()
         self._inputs: list[str] = []
+        self._all_seen = True  # of what went in: no object that may have tensors in it
         self._draws: list[str] = []
         self._hooks = [
             register_module_forward_pre_hook(self._goes_in),
-            register_module_forward_hook(self._comes_out, always_call=True),
+            register_module_forward_hook(self._comes_out, with_kwargs=True, always_call=True),
         ]
         interposer.add(self)
 
@@ -114,9 +114,11 @@ class Heard(Listener):
         return list(dict.fromkeys(self._late))
 
     def of_step(self) -> dict:
-        """What went into the models since this was asked last, and the random states from which they drew."""
-        said = {"inputs": self._inputs, "draws": self._draws}
-        self._inputs, self._draws = [], []
+        """What went into the models since this was asked last, and the random states from which they drew. Of
+        inputs that cannot be read nothing is said.
+        """
+        said = {"inputs": self._inputs if self._all_seen else [], "draws": self._draws}
+        self._inputs, self._draws, self._all_seen = [], [], True
         return said
 
     @property
@@ -128,19 +130,23 @@ class Heard(Listener):
         if not torch.is_grad_enabled() or not module.training or self._in_backward:
             return
         if self._depth == 1:
-            self._waits, self._before = True, digest(torch.get_rng_state())
-        if self._waits and any(p is not None for p in module._parameters.values()):
-            tensors = [one for one in pytorch_private.tree_flatten(args)[0] if type(one) is torch.Tensor]
-            if tensors:
-                self._waits = False
-                self._inputs.append("".join(digest(one).hex() for one in tensors))
+            self._before = digest(torch.get_rng_state())
 
-    def _comes_out(self, module: nn.Module, args, result) -> None:
+    def _comes_out(self, module: nn.Module, args, kwargs, result) -> None:
         self._depth -= 1
         if self._depth == 0 and self._before:
             if digest(torch.get_rng_state()) != self._before:
                 self._draws.append(self._before.hex())
             self._before = b""
+            self._fed(pytorch_private.tree_flatten((args, kwargs))[0])
+
+    def _fed(self, leaves: list) -> None:
+        """Note what the outermost module was called with."""
+        tensors = [one for one in leaves if type(one) is torch.Tensor]
+        rest = [one for one in leaves if type(one) is not torch.Tensor]
+        self._all_seen &= all(one is None or isinstance(one, (bool, int, float, str)) for one in rest)
+        if tensors:
+            self._inputs.append("".join(digest(one).hex() for one in tensors))
 
 
 def _of_ddp(roots) -> list[str]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..count.script import say
 from ..table import ranks as ranks_named
 from .causes import classes_text
 from .drift import Copies, Drift
-from .marks import AVERAGE, RANDOM
+from .marks import AVERAGE, EITHER, RANDOM, SEEDED
 
 SHOWN = 8  # lines of a step
 PATTERNS = 3  # of names, with one reason
+# No copy parts where all ranks do the same wrong thing.
+ALIKE = (
+    "not seen: what all ranks do wrong alike, which verify(build, step, batch) finds beside one device, and a"
+    " data set that is sharded twice, which shows in the number of rows that all ranks read"
+)
 
 
 class Said:
@@ -49,19 +54,14 @@ class Said:
                 say(f"DistributedSampler: {said}: a note, for the ranks' parts of the data overlap")
 
     def watched(self) -> None:
-        """Say how many tensors are watched, and which are not."""
-        watched, left = self._copies.watched()
+        """Say how many tensors are watched."""
+        watched, _ = self._copies.watched()
         kinds = Counter(part for part in watched.values() if part != RANDOM)
         plural = lambda part, n: f"{n} {part}" if n == 1 else f"{n} {part}s"
         kinds_said = [plural(part, n) for part, n in kinds.items() if part != AVERAGE]
         if AVERAGE in kinds:
             kinds_said.append(f"{kinds[AVERAGE]} in averages of the weights")
-        said = ", ".join(kinds_said) or "nothing"
-        reasons: dict[str, list[str]] = {}
-        for name, why in left.items():
-            reasons.setdefault(why, []).append(name)
-        not_said = "; ".join(f"{folded(names)} ({len(names)}: {why})" for why, names in reasons.items())
-        say(f"watched: {said}" + f"; not watched: {not_said}" * bool(left))
+        say(f"watched: {', '.join(kinds_said) or 'nothing'}")
 
     def found(self, drifts: Iterable[Drift]) -> None:
         """Print a line for each tensor that has parted in a step, the farthest first."""
@@ -123,18 +123,21 @@ class Said:
                 say(f"the optimizers differ: {said}")
 
     def conclusion(self, script: str, steps: int) -> None:
-        """Say in one line how many tensors have copies, and how many have parted."""
+        """Say how many tensors have copies, and how many have parted; then what was not seen."""
         watched, left = self._copies.watched()
         copies = sum(name in self._copies.groups and part != RANDOM for name, part in watched.items())
         in_steps, wrong = f"{steps} step{'s' * (steps != 1)}", self._copies.wrong
-        rest = f"; {len(left)} tensors are not watched" * bool(left)
+        alike = [name for name, why in left.items() if why in (EITHER, SEEDED)]
         if wrong:
             copies += len(self._copies.strangers)
             say(f"{script}: of {copies} tensors with copies {len(wrong)} have parted, in {in_steps}")
-        elif not copies:
-            say(f"{script}: no two ranks held the same before the first step: there are no copies")
+        elif copies:
+            say(f"{script}: {copies} tensors have copies on several ranks, equal after {in_steps}")
+        elif alike:
+            say(f"{script}: no tensor is known to have copies; {len(alike)} are equal on several ranks")
         else:
-            say(f"{script}: {copies} tensors have copies on several ranks, equal after {in_steps}{rest}")
+            say(f"{script}: no two ranks held the same before the first step: there are no copies")
+        say(_unseen(left))
 
     def _where(self, drift: Drift) -> str:
         ranks = "; ".join(map(classes_text, drift.groups))
@@ -159,6 +162,15 @@ def folded(names: Iterable[str]) -> str:
     patterns = list(dict.fromkeys(re.sub(r"\d+", "*", name) for name in names))
     more = f" and {len(patterns) - PATTERNS} more" if len(patterns) > PATTERNS else ""
     return ", ".join(patterns[:PATTERNS]) + more
+
+
+def _unseen(left: Mapping[str, str]) -> str:
+    """What was not watched, what no watch over copies can see, and what would see it. left: name -> why."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in left.items():
+        reasons.setdefault(why, []).append(name)
+    parts = [f"{folded(names)} ({len(names)}: {why})" for why, names in reasons.items()]
+    return f"not watched: {'; '.join(parts)}; {ALIKE}" if parts else ALIKE
 
 
 def _if_all(steps: list) -> list:

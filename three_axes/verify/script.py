@@ -8,6 +8,7 @@ when all have told, and no rank waits before the last step. Nothing is sent alon
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -19,9 +20,11 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .. import pytorch_private
+from ..count.axes import of_meshes
 from ..count.script import run_script, say
 from ..count.steps import Stepping
 from .drift import Copies
@@ -35,6 +38,7 @@ PATIENCE = 120.0  # seconds for a rank that has not come to the end of the last 
 BRIEF = 20.0  # the same where copies have parted by then: it may have left out a step, and never come
 _numbers = itertools.count()
 UNREAD = "numbers that cannot be read"
+PLAIN = {"default_pg": "the world", "undefined": "a group", "": "a group"}  # a group without a name
 DRAWS = "the CPU's random state", "the GPU's random state"
 
 
@@ -229,10 +233,21 @@ class Seen:
 
 
 def _groups() -> list[tuple[str, list[int]]]:
-    """The groups of this rank: what each is called, and its ranks."""
-    described = ((group.group_desc.removeprefix("mesh_"), group) for group in pytorch_private.groups())
-    plain = {"default_pg": "the world", "undefined": "a group", "": "a group"}
-    return [(plain.get(name, name), dist.get_process_group_ranks(group)) for name, group in described]
+    """The groups of this rank: what each is called, and its ranks. A group that PyTorch lends to a dimension
+    of a mesh, as it does with the world's, has the dimension's name.
+    """
+    meshes = [one for one in gc.get_objects() if type(one) is DeviceMesh and one.get_coordinate() is not None]
+    lent: dict[tuple[int, ...], set[str]] = {}
+    for name, ranks in of_meshes(meshes):
+        lent.setdefault(tuple(ranks), set()).add(name)
+    groups = []
+    for group in pytorch_private.groups():
+        name, ranks = group.group_desc.removeprefix("mesh_"), dist.get_process_group_ranks(group)
+        if name in PLAIN:
+            names = lent.get(tuple(ranks), ())
+            name = next(iter(names)) if len(names) == 1 else PLAIN[name]
+        groups.append((name, ranks))
+    return groups
 
 
 def _random_states() -> dict[str, torch.Tensor]:
