@@ -96,7 +96,7 @@ def test_a_script_whose_copies_stay_equal(tmp_path):
     done = verified(tmp_path, "zero", draws, "train.py", "dp 4", "2")
     assert "9 tensors have copies on several ranks, equal after 2 steps" in done.stdout, done.stdout
     assert done.returncode == 0 and done.stdout.count("to its end") == 4
-    note = "after step 1: the CPU's random state differs along the world (ranks 0 | 1 | 2 | 3): a note"
+    note = "after step 1: the CPU's random state differs along dp (ranks 0 | 1 | 2 | 3): a note"
     assert note in done.stdout
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -290,12 +290,11 @@ def of_norms(
     wanted: float,
     mesh: Mesh,
     tolerance: float,
-    parts: Mapping[tuple, float] = {},
-    squares_of: Mapping[str, float] = {},
+    squares_of: Mapping[str, float],
+    in_parts: Mapping[tuple[str, ...], Collection[str]],
 ) -> Cause:
-    """The cause of a wrong norm that gradients are clipped by. parts: axes -> the sum of squares of the
-    twin's gradients that ranks along these axes hold in parts. squares_of: name -> the sum of squares of the
-    twin's gradient.
+    """The cause of a wrong norm that gradients are clipped by. squares_of: name -> the sum of squares of the
+    twin's gradient. in_parts: axes -> the names of what ranks along these axes hold in parts.
     """
     near = lambda a, b: math.isclose(a, b, rel_tol=max(tolerance, 1e-7))
     for axes in mesh.sets_of_axes():
@@ -303,7 +302,8 @@ def of_norms(
         if all(near(total, wanted) for total in totals):
             text = f"of each rank's part alone: the squares were never summed over {along(axes)}"
             return Cause("norm of a part", axes, text)
-    for axes, squares in parts.items():
+    for axes, names in in_parts.items():
+        squares = sum(squares_of[name] for name in names)
         averaged = math.sqrt(max(0.0, wanted**2 - squares + squares / mesh.size(axes)))
         if squares and all(near(norm, averaged) for norm in got.values()):
             text = f"the squares of what {along(axes)} holds in parts were averaged over it, not summed"
@@ -316,7 +316,7 @@ def of_norms(
         if squares and len(set(total.values())) > 1 and all(near(one, wanted**2) for one in sums):
             text = f"the squares of what {along(axes)} holds in parts were never summed over it"
             return Cause("norm of a part", axes, text)
-    if cause := _counted_often(got, wanted, mesh, max(tolerance, 1e-7), squares_of):
+    if cause := _counted_often(got, wanted, mesh, max(tolerance, 1e-7), squares_of, in_parts):
         return cause
     cause = scaled({rank: norm / wanted for rank, norm in got.items()}, mesh)
     if len({f"{norm:.6g}" for norm in got.values()}) > 1:
@@ -325,10 +325,16 @@ def of_norms(
 
 
 def _counted_often(
-    got: Mapping[int, float], wanted: float, mesh: Mesh, tolerance: float, squares_of: Mapping[str, float]
+    got: Mapping[int, float],
+    wanted: float,
+    mesh: Mesh,
+    tolerance: float,
+    squares_of: Mapping[str, float],
+    in_parts: Mapping[tuple[str, ...], Collection[str]],
 ) -> Cause | None:
-    """A cause where some tensors' squares are in the norm as often as an axis has ranks. Tensors are tried
-    one by one, all of a name but for its numbers, and up to three of these kinds together.
+    """A cause where some tensors' squares are in the norm as often as an axis has ranks. All are tried that
+    the axis has copies of, each tensor alone, all of a name but for its numbers, and up to three of these
+    kinds together.
     """
     kinds: dict[str, list[str]] = {}
     for name in squares_of:
@@ -339,11 +345,14 @@ def _counted_often(
     sets = sets[: int(CHANCE / tolerance)]
     for axes in mesh.sets_of_axes():
         size = mesh.size(axes)
-        for names in sets:
+        copies = [name for name in squares_of if name not in in_parts[axes]]
+        for names in [copies, *sets]:
             total = wanted**2 + (size - 1) * sum(squares_of[name] for name in names)
             if all(math.isclose(norm**2, total, rel_tol=2 * tolerance) for norm in got.values()):
                 more = f" and {len(names) - 2} more" * (len(names) > 2)
                 of, over = f"{', '.join(names[:2])}{more}", along(axes)
+                if names is copies:
+                    of = f"all that {over} has copies of"
                 text = f"the squares of {of} were counted {size} times, over {over}"
                 return Cause("squares counted often", axes, text)
     return None

@@ -318,21 +318,19 @@ class Comparison:
         if off <= allowed:
             return {}
         squares = {name: float(g.double().square().sum()) for name, g in self._twin.gradients.items()}
-        return {"": (off, of_norms(norms, twins, self.mesh, allowed, self._squares_in_parts(), squares))}
+        return {"": (off, of_norms(norms, twins, self.mesh, allowed, squares, self._in_parts()))}
 
-    def _squares_in_parts(self) -> dict[tuple, float]:
-        """Axes -> the sum of squares of the twin's gradients that ranks along these axes hold in parts."""
-        squares: dict[tuple, float] = {}
-        for axes in self.mesh.sets_of_axes():
-            held = 0.0
-            for name, whole in self._twin.gradients.items():
+    def _in_parts(self) -> dict[tuple[str, ...], set[str]]:
+        """Axes -> the names of the gradients that ranks along these axes hold in parts."""
+        names: dict[tuple[str, ...], set[str]] = {axes: set() for axes in self.mesh.sets_of_axes()}
+        for axes, in_parts in names.items():
+            for name in self._twin.gradients:
                 places = self.places.of[name]
                 groups = self.mesh.groups(axes, sorted(places))
                 whole_group = all(len(group) == self.mesh.size(axes) for group in groups)
                 if not whole_group or len({places[r].numpy().tobytes() for r in groups[0]}) > 1:
-                    held += float(whole.double().square().sum())
-            squares[axes] = held
-        return squares
+                    in_parts.add(name)
+        return names
 
     def _update(self) -> Wrong:
         wrong, least = {}, self._least()
