@@ -441,6 +441,58 @@ def a_sequence_cut_inside_the_model():
     train(model := Context(), adam(model), reduce=average, data=lambda step: rows(step, 0, 8))
 
 
+@right(
+    "no tensor is known to have copies; 8 are equal on several ranks", "equal numbers, a copy's or a shard's"
+)
+def weights_of_one_number():
+    model = net()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.5)
+    train(model, adam(model), data=lambda step: rows(step, 0))
+
+
+@right(
+    "not watched: 1.running_mean, 1.running_var",
+    "Norm; not seen: what all ranks do wrong alike, which verify(",
+)
+def one_sentence_for_what_is_not_seen():
+    train(model := net(norm=nn.BatchNorm1d), adam(model), reduce=average)
+
+
+class Positions(nn.Module):
+    """Looks up positions before it reads its rows, so that its first layer gets the same on all ranks."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.places, self.first = nn.Embedding(4, WIDE), nn.Linear(WIDE, WIDE)
+
+    def forward(self, x, *, within: bool = False):
+        at = self.places(torch.arange(4 // (dist.get_world_size() if within else 1)))
+        if within:  # each rank takes its rows of the whole batch
+            x = x.chunk(dist.get_world_size())[dist.get_rank()]
+        return self.first(x) + at
+
+
+@right("3 tensors have copies on several ranks, equal after")
+def positions_before_rows():
+    train(model := DistributedDataParallel(Positions()), adam(model))
+
+
+@right("3 tensors have copies on several ranks, equal after")
+def positions_before_rows_that_the_model_cuts():
+    model = Positions()
+    cut = lambda x: model(x=x, within=True)
+    optimizer = adam(model)
+    for step in range(STEPS):
+        x = rows(step, 0)
+        (cut(x) - 1).square().mean().backward()
+        average(model)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 @right()
 def a_batch_cut_inside_the_model():
     class Cut(nn.Module):

@@ -36,6 +36,13 @@ def nothing_is_summed():
     train(model := net(), adam(model))
 
 
+@wrong(ALL, "differs along dp (ranks 0 | 1 | 2 | 3)")
+def nothing_is_summed_over_a_mesh_of_all_ranks():
+    mesh = mesh_of(dp=4)
+    train(model := net(), adam(model))
+    return mesh
+
+
 @wrong("1.weight differs", "1.bias differs", "copies 2 have parted")
 def a_norm_is_not_summed():
     train(model := net(), adam(model), reduce=lambda model: average(model, but="1."))
@@ -280,6 +287,25 @@ def the_same_rows_on_all_ranks():
     torch.manual_seed(dist.get_rank())
     model = DistributedDataParallel(net())
     train(model, adam(model), data=lambda step: rows(step, 0))
+
+
+@wrong("ranks 0–3 saw equal inputs in each of 5 steps: a note")
+def the_same_rows_by_keyword_with_other_dropout():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net(drop=0.3)
+
+        def forward(self, *, rows):
+            return self.net(rows)
+
+    model = DistributedDataParallel(Named())
+    torch.manual_seed(dist.get_rank())
+    optimizer = adam(model)
+    for step in range(STEPS):
+        model(rows=rows(step, 0)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 @wrong("ranks 0 and 1 saw equal inputs", "ranks 2 and 3 saw equal inputs", "a note")

@@ -22,6 +22,7 @@ from .record import digest, plain_name
 WRAPPERS = "distributed/fsdp", "distributed/_composable", "nn/parallel/", "nn/modules/_functions"
 REDUCING = "all_reduce", "reduce_scatter", "all_gather"
 SUMS = "sum", "avg"
+LAYERS = 8  # of a forward, whose inputs are compared as well
 PADDED = 1024  # numbers for each rank, that a flat copy of all gradients may have more
 
 
@@ -33,6 +34,7 @@ class Heard(Listener):
     def __init__(self) -> None:
         self._depth = 0  # of forwards within each other
         self._before = b""  # the random state as the forward began
+        self._layers = 0  # modules with parameters of their own that this forward has called so far
         self._first_step = True  # until the optimizer has stepped
         self._gradients: dict[int, str] = {}  # a gradient's memory -> its parameter, from the first look on
         self._late: list[tuple[str, tuple[int, ...]]] = []  # what was summed in the optimizer's first step
@@ -130,23 +132,37 @@ class Heard(Listener):
         if not torch.is_grad_enabled() or not module.training or self._in_backward:
             return
         if self._depth == 1:
-            self._before = digest(torch.get_rng_state())
+            self._before, self._layers = _random_state(), 0
+        if any(p is not None for p in module._parameters.values()) and self._layers < LAYERS:
+            self._layers += 1
+            if _random_state() == self._before:  # what is behind a dropout says nothing of the data
+                self._fed(args)
 
     def _comes_out(self, module: nn.Module, args, kwargs, result) -> None:
         self._depth -= 1
         if self._depth == 0 and self._before:
-            if digest(torch.get_rng_state()) != self._before:
+            if _random_state() != self._before:
                 self._draws.append(self._before.hex())
             self._before = b""
-            self._fed(pytorch_private.tree_flatten((args, kwargs))[0])
+            self._fed((args, kwargs))
 
-    def _fed(self, leaves: list) -> None:
-        """Note what the outermost module was called with."""
+    def _fed(self, given) -> None:
+        """Note what the outermost module was called with, or one of the first layers: a model may cut its
+        batch itself, and may look up positions before words.
+        """
+        leaves = pytorch_private.tree_flatten(given)[0]
         tensors = [one for one in leaves if type(one) is torch.Tensor]
         rest = [one for one in leaves if type(one) is not torch.Tensor]
         self._all_seen &= all(one is None or isinstance(one, (bool, int, float, str)) for one in rest)
         if tensors:
             self._inputs.append("".join(digest(one).hex() for one in tensors))
+
+
+def _random_state() -> bytes:
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return digest(torch.cat(states))
 
 
 def _of_ddp(roots) -> list[str]:
