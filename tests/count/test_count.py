@@ -482,6 +482,16 @@ PIPED = dict(dp=4, pp=2, microbatch=1)
         (dict(dp=8), lambda rows: more(rows, "all_gather", 2, "float32"), "its numbers are float32"),
         (dict(dp=4, tp=2), lambda rows: [r for r in rows if r.axis != "tp"], "is it split so?"),
         (dict(dp=8), lambda rows: more(rows, "reduce_scatter", 1.3), "1.30 times the predicted bytes"),
+        (dict(dp=8), lambda rows: units(rows, 7), "its units are smaller than a layer, as where each linear"),
+        (dict(dp=8), lambda rows: units(rows, 0.1), "its units are larger than a layer"),
+        (dict(dp=8), lambda rows: units(rows, 1.4), "predicted and counted agree"),
+        (dict(dp=8), lambda rows: more(units(rows, 7), "all_gather", 2, "float32"), "its units are smaller"),
+        (
+            dict(dp=8),
+            lambda rows: more(units(rows, 7), "all_gather", 2, "float32")[:1],
+            "numbers are float32",
+        ),
+        (PIPED, lambda rows: more(units(rows, 7), "all_gather", 7)[:1], "7.00 times the predicted bytes, in"),
         (dict(dp=8), lambda rows: [*rows, CollectiveCount("all_reduce", "dp", 1, 1e10, 2e10)], "--zero 0"),
         (dict(dp=8), lambda rows: [*rows, CollectiveCount("all_reduce", "ep", 1, 1e10, 2e10)], "no axis of"),
         (dict(dp=8), lambda rows: [*rows, CollectiveCount("all_reduce", "dp", 1, 4, 8)], "agree"),
@@ -492,6 +502,13 @@ def test_differences_have_words(layout, change, phrase):
     job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=2048, framework=TITAN)
     table, words = against(change(as_predicted(job, layout)), job, layout)
     assert words and all(phrase in word for word in words), words
+
+
+def units(rows, factor: float):
+    """The same bytes in so many times the calls."""
+    for row in rows:
+        row.calls = round(row.calls * factor)
+    return rows
 
 
 def more(rows, op: str, factor: float, types: str = "bfloat16"):

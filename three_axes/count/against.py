@@ -16,6 +16,13 @@ from ..table import Table, human
 from .report import CollectiveCount
 
 NEAR = 0.05  # a share by which bytes may differ and still count as the same
+MANY = 2.5  # times as many bytes in a call: its units are others. A root's norm makes a few units more
+WEIGHTS = (
+    "dp",
+    "shard",
+    "edp",
+    "eshard",
+)  # axes along which weights are gathered, and their gradients scattered
 SMALL = 1e-3  # of what all collectives send: losses, norms, flags
 
 
@@ -45,8 +52,13 @@ def against(
         has, ratio = row.algorithmic, f"{row.algorithmic / must:.2f}" if must else ""
         table.append([*key[::-1], f"{call.calls:g}", f"{row.calls:g}", human(must), human(has), ratio])
         small = has < SMALL * most and must == 0
-        if not small and abs(has - must) > NEAR * max(has, must):
+        differs = abs(has - must) > NEAR * max(has, must)
+        units = _units(call, row, must, has, _wider(key, row, job)) if must and has else ""
+        if differs and not small:
             words.append(_why(key, must, has, row, predicted, counted, job, layout))
+            words[-1] += f"; {units}" * bool(units)
+        elif units:
+            words.append(f"{call.op} on {call.axis}: {units}")
     title = f"{job.model.name}, {job.framework.name}: {layout}. Sent by rank {rank} in a step"
     columns = ["axis", "collective", "calls predicted", "counted", "bytes predicted", "counted", "ratio"]
     return Table(columns, table, title=title), words or ["predicted and counted agree"]
@@ -69,6 +81,27 @@ def _axis_of(row: CollectiveCount, groups: dict[str, list[int]]) -> str:
     return same[0] if len(same) == 1 else row.axis
 
 
+def _wider(key: tuple[str, str], row: CollectiveCount, job: Job) -> float | None:
+    """How many times as wide as the framework's the counted numbers are; None where they are of several types."""
+    wide = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+    sizes = {wide[t] for t in row.types if t in wide}
+    number = job.framework.gradient_bytes if key[0] == "reduce_scatter" else job.framework.number_bytes
+    return sizes.pop() / number if len(sizes) == 1 else None
+
+
+def _units(predicted: Call, counted: CollectiveCount, must: float, has: float, wider: float | None) -> str:
+    """What the bytes of a call say of the units that weights are gathered in; '' where they say nothing. The
+    list has a unit for each layer, and one for the rest.
+    """
+    if predicted.op not in ("all_gather", "reduce_scatter") or predicted.axis not in WEIGHTS:
+        return ""
+    times = must / predicted.calls * (wider or 1) / (has / counted.calls)
+    said = f"in {counted.calls:g} calls, not {predicted.calls:g}: its units are"
+    if times >= MANY:
+        return f"{said} smaller than a layer, as where each linear is a unit of its own"
+    return f"{said} larger than a layer" if MANY * times <= 1 else ""
+
+
 def _why(key, must: float, has: float, row, predicted, counted, job: Job, layout: Layout) -> str:
     """One difference, and what makes it where that is known."""
     op, axis = key
@@ -89,10 +122,8 @@ def _why(key, must: float, has: float, row, predicted, counted, job: Job, layout
     times = next((n for n in (2, 3, 4, 8) if abs(ratio - n) < NEAR * n), None)
     part = next((n for n in (2, 4) if abs(ratio * n - 1) < NEAR), None)
     same_calls = abs(row.calls - predicted[key].calls) < 0.5
-    wide = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
-    sizes = {wide[t] for t in row.types if t in wide}
     number = job.framework.gradient_bytes if op == "reduce_scatter" else job.framework.number_bytes
-    if len(sizes) == 1 and abs(ratio - sizes.copy().pop() / number) < NEAR * ratio and ratio != 1:
+    if (wider := _wider(key, row, job)) and abs(ratio - wider) < NEAR * ratio and ratio != 1:
         return (
             f"{name}: {ratio:g} times the bytes, since its numbers are {next(iter(row.types))}, and"
             f" {job.framework.name} sends {number} bytes each"
@@ -106,5 +137,7 @@ def _why(key, must: float, has: float, row, predicted, counted, job: Job, layout
         return f"{name}: {m} times: it is done in each of {m} microbatches, and not once a step"
     if axis == "dp" and abs(ratio * m - 1) < NEAR and m > 1:
         return f"{name}: once a step, and not in each of {m} microbatches: gradients are summed first"
+    if _units(predicted[key], row, must, has, wider):
+        return f"{name}: {ratio:.2f} times the predicted bytes"
     how = "in as many calls" if same_calls else f"in {row.calls:g} calls, not {predicted[key].calls:g}"
     return f"{name}: {ratio:.2f} times the predicted bytes, {how}"
