@@ -486,12 +486,6 @@ PIPED = dict(dp=4, pp=2, microbatch=1)
         (dict(dp=8), lambda rows: units(rows, 0.1), "its units are larger than a layer"),
         (dict(dp=8), lambda rows: units(rows, 1.4), "predicted and counted agree"),
         (dict(dp=8), lambda rows: more(units(rows, 7), "all_gather", 2, "float32"), "its units are smaller"),
-        (
-            dict(dp=8),
-            lambda rows: more(units(rows, 7), "all_gather", 2, "float32")[:1],
-            "numbers are float32",
-        ),
-        (PIPED, lambda rows: more(units(rows, 7), "all_gather", 7)[:1], "7.00 times the predicted bytes, in"),
         (dict(dp=8), lambda rows: [*rows, CollectiveCount("all_reduce", "dp", 1, 1e10, 2e10)], "--zero 0"),
         (dict(dp=8), lambda rows: [*rows, CollectiveCount("all_reduce", "ep", 1, 1e10, 2e10)], "no axis of"),
         (dict(dp=8), lambda rows: [*rows, CollectiveCount("all_reduce", "dp", 1, 4, 8)], "agree"),
@@ -502,6 +496,20 @@ def test_differences_have_words(layout, change, phrase):
     job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=2048, framework=TITAN)
     table, words = against(change(as_predicted(job, layout)), job, layout)
     assert words and all(phrase in word for word in words), words
+
+
+def test_wide_numbers_in_small_units_have_both_words():
+    layout = TITAN.layout(dp=8, microbatch=4, zero=3)
+    job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=2048, framework=TITAN)
+    rows = more(units(as_predicted(job, layout), 7), "all_gather", 2, "float32")
+    _, words = against(rows, job, layout)
+    assert (
+        "its numbers are float32" in words[0] and "; in 455 calls, not 65: its units are smaller" in words[0]
+    )
+    assert words[1].startswith("reduce_scatter on dp: in 231 calls, not 33: its units are smaller")
+    again = more(units(as_predicted(job, layout), 3), "all_gather", 3)  # three times: the units are the same
+    _, words = against([row for row in again if row.op == "all_gather"], job, layout)
+    assert words[0] == "all_gather on dp: 3.00 times the predicted bytes, in 195 calls, not 65"
 
 
 def units(rows, factor: float):

@@ -82,7 +82,7 @@ def _axis_of(row: CollectiveCount, groups: dict[str, list[int]]) -> str:
 
 
 def _wider(key: tuple[str, str], row: CollectiveCount, job: Job) -> float | None:
-    """How many times as wide as the framework's the counted numbers are; None where they are of several types."""
+    """How many times as wide as the framework's the counted numbers are; None where types are several."""
     wide = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
     sizes = {wide[t] for t in row.types if t in wide}
     number = job.framework.gradient_bytes if key[0] == "reduce_scatter" else job.framework.number_bytes
