@@ -283,3 +283,11 @@ def test_ranks_are_named_by_their_runs():
     assert ranks([0, 1, 2, 4, 5, 6, 7]) == "ranks 0–2 and 4–7"
     assert ranks([5, 3, 1, 2]) == "ranks 1–3 and 5" and ranks([0, 2, 3]) == "ranks 0, 2 and 3"
     assert ranks([4]) == "rank 4" and ranks([4, 5]) == "ranks 4 and 5" and ranks([1, 2, 3]) == "ranks 1–3"
+
+
+def test_graphs_are_not_advised_where_they_are_used(tmp_path):
+    apart = [e for i in range(10) for e in launched(i, 2 * i - 100, 110 * i, 100, call=1)]
+    late = launched(11, 2000, 2010, 100)
+    assert repr(explained(tmp_path, apart + late)).count("CUDA graphs") == 2
+    graph = [x("cuda_runtime", "cudaGraphLaunch", 1900, 5, 1, correlation=12)]
+    assert "CUDA graphs" not in repr(explained(tmp_path, apart + late + graph))

@@ -47,7 +47,7 @@ PINNED = "copies between host and GPU that nothing hides, though pinned: fewer o
 STAGE = "it waits for the neighbouring pipeline stage: keep more batches under way at once"
 BRIEF = (
     "the GPU idles for moments between kernels that had been launched, as long as a kernel takes to start:"
-    " fewer and larger kernels (torch.compile), or CUDA graphs"
+    " fewer and larger kernels (torch.compile)"
 )
 
 
@@ -73,7 +73,7 @@ def advice(splits: Sequence[Split], skews: Sequence[Skew] = ()) -> list[Advice]:
     if not one.trains:
         told["bubble"] = STAGE, 12
     if one.brief > one.parts.get("idle", 0.0) / 2:
-        told["idle"] = BRIEF, 11
+        told["idle"] = BRIEF + ", or CUDA graphs" * (not one.graphs), 11
     costs += [Advice(one.parts[part], *said) for part, said in told.items() if part in one.parts]
     costs.append(_waiting_for_python(one, [s for s in splits if s is not one]))
     if one.calls:
@@ -107,8 +107,8 @@ def _waiting_for_python(one: Split, others: list[Split]) -> Advice:
         )
     elif one.on_gpu:
         text = (
-            f"the GPU waits for Python to launch the next kernel: {larger}, torch.compile or CUDA graphs, and"
-            " no .item() or print of a tensor in the step"
+            f"the GPU waits for Python to launch the next kernel: {larger}, torch.compile"
+            f"{' or CUDA graphs' * (not one.graphs)}, and no .item() or print of a tensor in the step"
         )
     else:
         text = f"Python runs between the operators: {larger}"

@@ -16,8 +16,8 @@ SHOWN = 8  # lines of a step
 PATTERNS = 3  # of names, with one reason
 # No copy parts where all ranks do the same wrong thing.
 ALIKE = (
-    "not seen: what all ranks do wrong alike, which verify(build, step, batch) finds beside one device, and a"
-    " data set that is sharded twice, which shows in the number of rows that all ranks read"
+    "not seen: what all ranks do wrong alike (verify(build, step, batch) compares with one device), and a"
+    " data set that is sharded twice (add up the rows that all ranks read)"
 )
 
 
