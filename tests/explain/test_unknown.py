@@ -291,3 +291,16 @@ def test_graphs_are_not_advised_where_they_are_used(tmp_path):
     assert repr(explained(tmp_path, apart + late)).count("CUDA graphs") == 2
     graph = [x("cuda_runtime", "cudaGraphLaunch", 1900, 5, 1, correlation=12)]
     assert "CUDA graphs" not in repr(explained(tmp_path, apart + late + graph))
+
+
+def test_what_is_not_recognised_may_hide_a_collective(tmp_path):
+    sent = nccl("all_gather", "dp", 10**6, 500, 500)
+    text = explained(tmp_path, marked(1000) + launched(1, 0, 0, 500, "_fwd_kernel") + [sent]).advice[0].text
+    assert "nothing to hide" not in text
+
+
+def test_several_gpus_of_one_process_are_not_told_apart(tmp_path):
+    kernels = [x("kernel", "gemm", 0, 100) | {"pid": gpu} for gpu in (0, 1)]
+    shown = repr(explained(tmp_path, kernels))
+    assert "not known: what each of the 2 GPUs of rank 0 did" in shown
+    assert "GPUs of rank" not in repr(explained(tmp_path, kernels[:1]))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..table import human
 from .collectives import COPY, EXPERTS, NAMED, UNKNOWN, Collective
+from .kernels import UNRECOGNISED
 from .skew import TOGETHER, Skew
 from .split import Split
 
@@ -139,7 +140,8 @@ def _exposed(one: Split, op: str, axis: str, seconds: float, skews: Sequence[Ske
     where = ("" if axis == UNKNOWN else f" along {axis}") + (
         f", its {sizes} sizes together," if sizes > 1 else ""
     )
-    computed = one.parts["compute"] + one.parts["optimizer"] - one.hidden * one.communication
+    most = one.parts["compute"] + one.parts["optimizer"] + one.parts.get(UNRECOGNISED, 0.0)
+    free = most - (one.hidden + one.unsure) * one.communication  # of computing, to hide more under
     waits = next((s for s in skews if s.axis == axis and s.waited.get(one.rank, 0) > s.transfer), None)
     waits = waits if op in TOGETHER else None
     if waits:
@@ -151,8 +153,8 @@ def _exposed(one: Split, op: str, axis: str, seconds: float, skews: Sequence[Ske
         )
     elif op not in NAMED:
         do = "its kernel's name is of no collective that is known here: look what calls it", 11
-    elif computed < NOTHING * seconds:
-        some, whole = (1e3 * s / max(1, one.steps) for s in (one.parts["compute"], one.seconds))
+    elif free < NOTHING * seconds:
+        some, whole = (1e3 * s / max(1, one.steps) for s in (most, one.seconds))
         do = (
             f"there is nothing to hide it under, for only {some:.1f} of {whole:.1f} ms are computed: larger"
             " batches on each rank, or fewer ranks",

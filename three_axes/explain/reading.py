@@ -60,7 +60,7 @@ class Trace:
     launched it. notes: annotations. cpu: operators of a run without GPU. groups: the process groups, as
     PyTorch describes them. size: of the world, None where it is not said. strange: devices of which the trace
     has no events, or none that are read here. trains: False where operators were recorded and none of them is
-    of a backward.
+    of a backward. devices: how many GPUs the kernels are of.
     """
 
     file: str
@@ -73,6 +73,7 @@ class Trace:
     size: int | None
     strange: set[str]
     trains: bool = True
+    devices: int = 1
 
 
 def files_of(path: str) -> list[str]:
@@ -93,6 +94,7 @@ def read(path: str) -> Trace:
     names: dict[str, str] = {}  # a trace repeats few names
     strange: set[str] = set()
     called: set[str] = set()  # devices that are known from calls alone
+    gpus: set[str] = set()
     operators = backward = False
     try:
         for found in _events(path, beside):
@@ -110,6 +112,7 @@ def read(path: str) -> Trace:
             event = _event(file, found, names.setdefault(name, name))
             if kind in GPU:
                 gpu.append((GPU[kind], event))
+                gpus.add(str(found.get("pid")))
             elif launches_something:
                 call = Call(event.name, event.start, event.end, event.thread)
                 launches[event.args.get("correlation")] = call
@@ -141,9 +144,9 @@ def read(path: str) -> Trace:
         has_gpus = launches or beside.get("deviceProperties") or "nccl" in str(told.get("backend"))
         if has_gpus and not strange and not any(note.name.startswith("gloo:") for note in notes):
             strange.add("GPU")
-    return Trace(
-        file, rank, groups, gpu, launches, notes, [] if gpu else cpu, size, strange, backward or not operators
-    )
+    trains = backward or not operators
+    cpu = [] if gpu else cpu
+    return Trace(file, rank, groups, gpu, launches, notes, cpu, size, strange, trains, max(1, len(gpus)))
 
 
 NEEDED = (

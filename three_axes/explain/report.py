@@ -187,6 +187,11 @@ def _unknown(splits: list[Split]) -> list[str]:
             " read here, and what is shown is the host's part"
         )
     one = slowest(splits)
+    if one.devices > 1:
+        unknown.append(
+            f"not known: what each of the {one.devices} GPUs of rank {one.rank} did; a moment counts as"
+            " computing where one of them computes"
+        )
     if one.unrecognised:
         names = ", ".join(
             f"{plain(name, 60)} ({seconds / one.seconds:.1%})"
