@@ -15,6 +15,7 @@ from three_axes.verify.pieces import Mesh
 
 shared = worlds.shared(2, many=30, timeout=60)
 ROWS, TOKENS, WORDS, WIDE = 8, 6, 16, 8
+LEFT_OUT = -100  # a target that a loss leaves out
 
 
 class Tiny(nn.Module):
@@ -75,6 +76,17 @@ def right(model, batch, mesh, *, pads: bool = False, of_means: bool = False):
     return total(loss.detach())
 
 
+def means_of_tokens(model, batch, mesh):
+    """A rank has half of each row's tokens, of which two of three count on rank 1, and takes their mean."""
+    tokens, targets = (t.chunk(mesh.size(), 1)[mesh.get_local_rank()] if mesh else t for t in batch)
+    loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()) / (mesh.size() if mesh else 1)
+    loss.backward()
+    total = loss.detach()
+    for tensor in [total, *(p.grad for p in model.parameters())] if mesh else ():
+        dist.all_reduce(tensor, group=mesh.get_group())
+    return total
+
+
 def accumulated(model, batch, mesh, *, refuses=lambda part: None):
     """Two calls of half the batch. On a mesh gradients are halved behind each, so the first half's twice."""
     tokens, targets, _ = batch
@@ -114,6 +126,21 @@ def test_padding_that_one_rank_counts_is_told(shared):
     report, causes = checked(shared, right, pads=True)
     assert causes["loss"].kind == "padding counted" and causes["loss"] == causes["gradients"], report
     assert causes["loss"].text == "in rows 7–8 what the batch's mask leaves out is counted as well"
+
+
+def test_a_mean_of_means_over_parts_of_each_row_is_told(shared):
+    """Of five tokens in a row rank 0 has three, which count 1/2 together where they should count 3/5."""
+
+    def run():
+        tokens, targets, _ = batch()
+        targets[:, TOKENS - 1] = LEFT_OUT
+        return verify(lambda mesh: Tiny(), means_of_tokens, [tokens, targets], ["cp 2"])
+
+    with shared.lent() as world:
+        report = world.run(run)[0]
+    said = "of each row tokens 1–3 0.833 times, tokens 4–5 1.25 times what they should count: a mean of means"
+    assert {found.what for found in report.found} == {"loss", "gradients"}, report
+    assert all(found.cause.text.startswith(said) for found in report.found), report
 
 
 def test_rows_have_their_own_numbers_where_several_are_tried_together(shared):
@@ -174,3 +201,17 @@ def test_in_coarse_numbers_no_squares_are_guessed():
         {0: norm, 1: norm}, math.sqrt(squares), mesh, tolerance, SQUARES, {("tp",): PARTS}
     )
     assert of(1e-9).kind == "squares counted often" and of(1e-2).kind == "scaled"
+
+
+def test_a_row_of_nothing_but_padding_is_not_called_left_out(shared):
+    def run():
+        tokens, targets, counts = batch()
+        counts[5] = 0
+        return verify(
+            lambda mesh: Tiny(), lambda *of: right(*of, of_means=True), [tokens, targets, counts], ["dp 2"]
+        )
+
+    with shared.lent() as world:
+        report = world.run(run)[0]
+    said = " ".join(repr(report).split())
+    assert "rows 1–4 0.75 times, row 5 1.5 times, rows 7–8 1.5 times what they should count" in said

@@ -200,33 +200,42 @@ class Parts:
 
 
 def of_rows(
-    got: torch.Tensor, wanted: torch.Tensor, rows: Sequence[torch.Tensor], tolerance: float, each: int = 1
+    got: torch.Tensor,
+    wanted: torch.Tensor,
+    rows: Sequence[torch.Tensor],
+    tolerance: float,
+    each: int = 1,
+    unit: str = "row",
 ) -> Cause | None:
     """A cause where a gradient is made of the same gradients of rows as the twin's, with other weights. rows:
-    the gradients of parts of the batch. each: rows of a part.
+    the gradients of parts of the batch. each: rows of a part. unit: 'row', or 'token' of each row.
     """
-    basis = torch.stack([row.double().flatten() for row in rows], 1)
+    places = [i for i, row in enumerate(rows) if row.isfinite().all() and row.any()]  # the rest is padding
+    if not places:
+        return None
+    basis = torch.stack([rows[i].double().flatten() for i in places], 1)
     mine, twins = (_weights(basis, t.double().flatten(), tolerance) for t in (got, wanted))
     if mine is None or twins is None:
         return None
     if (lacks := twins.abs() < 1e-9).any():
-        gone = ", ".join(_part(i, i, each) for i, lack in enumerate(lacks.tolist()) if lack)
+        gone = ", ".join(_part(i, i, each, unit) for i, lack in zip(places, lacks.tolist()) if lack)
         text = f"the twin's has nothing of {gone}: the step leaves out a part of the batch"
         return Cause("rows missing", text=text)
     ratios = [round(float(r), 3) for r in mine / twins]
     if len(set(ratios)) == 1:
         return None
     runs: list[list] = []
-    for i, ratio in enumerate(ratios):
-        if runs and runs[-1][2] == ratio:
+    for i, ratio in zip(places, ratios):
+        if runs and runs[-1][1:] == [i - 1, ratio]:
             runs[-1][1] = i
         else:
             runs.append([i, i, ratio])
     often = lambda ratio: "once" if ratio == 1 else f"{ratio:g} times"
-    said = ", ".join(f"{_part(a, b, each)} {often(ratio)}" for a, b, ratio in runs if ratio)
+    said = ", ".join(f"{_part(a, b, each, unit)} {often(ratio)}" for a, b, ratio in runs if ratio)
+    said = f"of each row {said}" if unit == "token" else said
     if 0.0 in ratios:
-        gone = ", ".join(_part(a, b, each) for a, b, ratio in runs if not ratio)
-        rows_in_all = len(ratios) * each
+        gone = ", ".join(_part(a, b, each, unit) for a, b, ratio in runs if not ratio)
+        rows_in_all = len(rows) * each
         return Cause("rows missing", text=f"{gone} of {rows_in_all} missing; {said} what they should count")
     if all(ratio == int(ratio) for ratio in ratios):
         return Cause(
@@ -248,6 +257,7 @@ def of_masks(
     """A cause where a gradient has in it what the batch's mask leaves out. rows, unmasked: the gradients of
     parts of the batch, with the mask and as if it left nothing out.
     """
+    rows = [row if row.isfinite().all() else torch.zeros_like(row) for row in rows]  # a mean over no token
     apart_by = [apart(there, row) for row, there in zip(rows, unmasked)]
     has_padding = [i for i, off in enumerate(apart_by) if off > max(tolerance, 1e-7)]
     basis = torch.stack([row.double().flatten() for row in [*rows, *(unmasked[i] for i in has_padding)]], 1)
@@ -272,10 +282,10 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _part(first: int, last: int, each: int) -> str:
+def _part(first: int, last: int, each: int, unit: str = "row") -> str:
     """'row 3', 'rows 1–4': from 1 on, of parts of `each` rows that are numbered from 0."""
     a, b = first * each + 1, (last + 1) * each
-    return f"rows {a}–{b}" if b > a else f"row {a}"
+    return f"{unit}s {a}–{b}" if b > a else f"{unit} {a}"
 
 
 def _weights(basis: torch.Tensor, vector: torch.Tensor, tolerance: float) -> torch.Tensor | None:

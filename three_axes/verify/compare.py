@@ -276,23 +276,23 @@ class Comparison:
         return replace(cause, text=f"{cause.text}. {said}")
 
     def _of_rows(self, names: list[str]) -> tuple[Cause | None, str]:
-        """(a cause in the weights of the batch's rows, or in its mask; why rows could not be tried)."""
+        """(a cause in the weights of the batch's rows or tokens, or in its mask; why rows could not be
+        tried).
+        """
         rank = next(rank for rank, one in self._seen.items() if any(name in one.gradients for name in names))
         mine = [name for name in names if name in self._seen[rank].gradients]
         part = lambda whole: torch.cat([whole[name].flatten()[self.places.of[name][rank]] for name in mine])
         got = torch.cat([self._seen[rank].gradients[name].flatten() for name in mine])
-        allowed, rows = self._allowed(self._number), self.twin.rows(False)
-        if rows.refused:
-            return None, rows.refused
-        parts = list(map(part, rows.gradients))
-        if not parts:
-            return None, ""
-        if cause := of_rows(got, part(self._twin.gradients), parts, allowed, rows.each):
+        wanted, allowed = part(self._twin.gradients), self._allowed(self._number)
+        rows, tokens = self.twin.parts("rows"), self.twin.parts("tokens")
+        parts, of_tokens = (list(map(part, some.gradients)) for some in (rows, tokens))
+        if parts and (cause := of_rows(got, wanted, parts, allowed, rows.each)):
             return cause, ""
-        unmasked = self.twin.rows(True)
-        if not unmasked.gradients:
-            return None, unmasked.refused
-        return of_masks(got, parts, list(map(part, unmasked.gradients)), allowed, rows.each), ""
+        if of_tokens and (cause := of_rows(got, wanted, of_tokens, allowed, tokens.each, "token")):
+            return cause, ""
+        unmasked = self.twin.parts("unmasked") if parts else rows
+        there = list(map(part, unmasked.gradients))
+        return parts and there and of_masks(got, parts, there, allowed, rows.each) or None, unmasked.refused
 
     def _of_strangers(self, name: str) -> Cause | None:
         """A cause where a gradient equals one of another parameter on another rank: it was reduced over ranks

@@ -55,8 +55,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rows:
-    """The twin's gradients of one part of the batch's rows after the other. each: rows of a part. refused:
-    why there are none, for the reader; '' where nothing failed.
+    """The twin's gradients of one part of the batch's rows, or of each row's tokens, after the other. each:
+    rows, or tokens, of a part. refused: why there are none, for the reader; '' where nothing failed.
     """
 
     gradients: Sequence[Tensors]
@@ -71,14 +71,14 @@ class Twin:
     steps: what it saw. again: the same steps once more, in float64, or from weights that are rounded as the
     ranks round theirs. The difference of the two is the spread.
     own: the weights that `build` gave it. aliases: other names of one and the same tensor.
-    rows(unmasked): the gradients of the batch's rows, a few at a time. unmasked: as if the batch's mask left
-    nothing out.
+    parts(what): the gradients of parts of the batch. what: 'rows'; 'unmasked', rows as if the batch's mask
+    left nothing out; or 'tokens', of which the others are not scored.
     """
 
     steps: Sequence[Seen]
     again: Sequence[Seen]
     own: Tensors
-    rows: Callable[[bool], Rows] = lambda unmasked: Rows([])
+    parts: Callable[[str], Rows] = lambda what: Rows([])
     aliases: Mapping[str, set[str]] = field(default_factory=dict)
 
 

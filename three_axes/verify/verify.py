@@ -25,7 +25,7 @@ from .verdict import Rows, Twin
 
 TYPES = torch.float32, torch.bfloat16, torch.float16
 OTHER_SEED = 271828
-ROWS = 8  # parts of the batch's rows that are tried apart
+ROWS = 8  # parts of the batch that are tried apart
 
 
 def verify(
@@ -203,7 +203,9 @@ class _Twins:
             again = self._run(self._made(), nudged, self._batch, self._steps, others=True)
         exact = rounds is None and steps[0].eps == torch.finfo(torch.float64).eps
         self._is_the_same(steps[0], again[0], 1e-9 if exact else 0.05)
-        twin = Twin(steps, again, self._own, lambda unmasked: self._rows(weights, unmasked), self._aliases)
+        twin = Twin(
+            steps, again, self._own, lambda what: self._parts(weights, steps[0].targets, what), self._aliases
+        )
         self._known.append((weights, eps, twin))
         return twin
 
@@ -253,34 +255,75 @@ class _Twins:
             f" batch{first}. Does it draw random numbers (F.dropout, noise)? Switch that off in build"
         )
 
-    def _rows(self, weights: Tensors, unmasked: bool) -> Rows:
-        """The gradients of the batch's rows, at most `ROWS` parts of it, of equal sizes where these divide
-        it. A step that refuses a part, since it cuts its batch itself, is given a batch that repeats the
-        part.
+    def _parts(self, weights: Tensors, scored: Sequence[tuple[torch.Tensor, int]], what: str) -> Rows:
+        """`Twin.parts`: at most `ROWS` of them, of equal sizes where these divide the whole. scored: the
+        targets of the losses in the twin's first step, with the number that is left out.
         """
         leaves, structure = pytorch_private.tree_flatten(self._batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         n = len(tensors[0]) if tensors and tensors[0].dim() else 0
         if n < 2 or any(leaf.dim() == 0 or len(leaf) != n for leaf in tensors):
             return Rows([], refused="the batch's tensors do not all begin with its rows")
-        masks = [i for i, leaf in enumerate(leaves) if _is_mask(leaf)] if unmasked else []
-        if unmasked and not masks:
-            return Rows([])
-        each = next((n // k for k in range(min(ROWS, n), 1, -1) if n % k == 0), -(-n // ROWS))
-        leaves = [torch.ones_like(leaf) if i in masks else leaf for i, leaf in enumerate(leaves)]
-        refused = ""
-        for times in (1, -(-n // each)):
+        if what == "tokens":
+            place = next((i for i, leaf in enumerate(leaves) if _is_scored(leaf, scored)), None)
+            if place is None:
+                return Rows([])
+            each = _size_of_part(leaves[place].shape[1])
+            lists = [
+                [
+                    _left_out(leaf, at, each, scored[0][1]) if i == place else leaf
+                    for i, leaf in enumerate(leaves)
+                ]
+                for at in range(0, leaves[place].shape[1], each)
+            ]
+            return self._gradients(
+                weights, [pytorch_private.tree_unflatten(some, structure) for some in lists], each
+            )
+        if what == "unmasked":
+            masks = list(map(_is_mask, leaves))
+            if not any(masks):
+                return Rows([])
+            leaves = [torch.ones_like(leaf) if mask else leaf for leaf, mask in zip(leaves, masks)]
+        each, refused = _size_of_part(n), ""
+        for times in (1, -(-n // each)):  # a step that cuts its batch itself may refuse a part: repeat it
             cut = lambda leaf, at: torch.cat([leaf[at : at + each]] * times)[:n]
-            parts = (
+            lists = [
                 [cut(leaf, at) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
                 for at in range(0, n, each)
+            ]
+            made = self._gradients(
+                weights, [pytorch_private.tree_unflatten(some, structure) for some in lists], each
             )
-            try:
-                batches = (pytorch_private.tree_unflatten(part, structure) for part in parts)
-                return Rows([self._run(self._made(), weights, b, 1)[0].gradients for b in batches], each)
-            except Exception as e:  # a reader's step may raise anything
-                refused = refused or _refusal(e)
+            if not made.refused:
+                return made
+            refused = refused or made.refused
         return Rows([], refused=refused)
+
+    def _gradients(self, weights: Tensors, batches: Sequence, each: int) -> Rows:
+        try:
+            return Rows([self._run(self._made(), weights, b, 1)[0].gradients for b in batches], each)
+        except Exception as e:  # a reader's step may raise anything
+            return Rows([], refused=_refusal(e))
+
+
+def _size_of_part(n: int) -> int:
+    """n in at most `ROWS` parts, equal ones where some number of them divides it."""
+    return next((n // k for k in range(min(ROWS, n), 1, -1) if n % k == 0), -(-n // ROWS))
+
+
+def _is_scored(leaf, scored: Sequence[tuple[torch.Tensor, int]]) -> bool:
+    """True for the tensor of the batch, (rows, tokens, …), that has the targets of all losses, in order."""
+    if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2 or leaf.is_floating_point() or not scored:
+        return False
+    together = torch.cat([target.flatten() for target, _ in scored])
+    return len({out for _, out in scored}) == 1 and torch.equal(leaf.flatten().cpu(), together)
+
+
+def _left_out(targets: torch.Tensor, at: int, each: int, out: int) -> torch.Tensor:
+    """The targets of some of each row's tokens; the others are the number that a loss leaves out."""
+    kept = torch.full_like(targets, out)
+    kept[:, at : at + each] = targets[:, at : at + each]
+    return kept
 
 
 def _is_mask(leaf) -> bool:
