@@ -90,8 +90,8 @@ def advice(splits: Sequence[Split], skews: Sequence[Skew] = ()) -> list[Advice]:
         costs.append(Advice(one.parts["optimizer"], text, 10))
     if lead := longer(splits):
         text = (
-            f"rank {one.rank} works longer than the median of the other ranks, and these wait: look for"
-            " uneven stages or batches, or for a slow device"
+            f"rank {one.rank} works longer than the median of the other ranks: look for uneven stages or"
+            " batches, or for a slow device"
         )
         costs.append(Advice(lead, text, 11))
     worth = [a for a in costs if a.seconds > LEAST * one.seconds]
