@@ -125,6 +125,27 @@ def test_no_number_is_found_where_it_arises(world):
     assert math.isinf(found[0].off) and "rank 1" in found[0].cause.text
 
 
+def test_a_right_module_that_runs_later_clears_none_that_it_does_not_hold(world):
+    """The second layer does not read what the first gives, and is right; the third does."""
+
+    class First(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + 0.1 * self.split * x.sin()
+
+    class Beside(nn.Module):
+        def __init__(self, split):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second, self.third = First(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+            self.first.split = split
+
+        def forward(self, x):
+            return self.third(self.first(x) * self.second(x))
+
+    found = world.run(lambda: checked(lambda mesh: Beside(mesh is not None)))[0].found
+    assert found[0].what == "loss" and found[0].names == ("first",)
+
+
 def test_what_cannot_be_compared_says_why(world):
     class Noise(nn.Module):
         def forward(self, x):

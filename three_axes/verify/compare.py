@@ -189,14 +189,21 @@ class Comparison:
         return ()
 
     def _first_output(self) -> tuple[str, Cause] | None:
-        """The module behind which no module is right again."""
-        first = None
+        """The first module whose output is not the twin's. A part of a sum is none where a later module is
+        right; nor is what a right module has inside, whose output it may finish (Megatron's adds the bias
+        later).
+        """
+        wrong: list[tuple[str, Cause]] = []
         for name, whole in self._twin.outputs.items():
             got = {rank: one.outputs[name] for rank, one in self._seen.items() if name in one.outputs}
-            if got:
-                cause = of_output(got, whole, self.mesh, max(SMALL, self._allowed(self._number)))
-                first = (first or (name, cause)) if cause else None
-        return first
+            if not got:
+                continue
+            if cause := of_output(got, whole, self.mesh, max(SMALL, self._allowed(self._number))):
+                wrong.append((name, cause))
+            else:
+                open_ = lambda one: one[1].kind != "output not summed" and not one[0].startswith(f"{name}.")
+                wrong = list(filter(open_, wrong))
+        return next(iter(wrong), None)
 
     def _least(self) -> float:
         """The length of a gradient that may be nothing but rounding: a bias of attention's keys has none."""
