@@ -135,6 +135,9 @@ def test_a_long_call_of_cuda_is_not_pythons(tmp_path):
         ("void at_cuda_detail::cub::DeviceScanKernel<int>(int)", COMPUTES, ""),
         ("broadcast_tokens", UNRECOGNISED, ""),
         ("mega_moe_kernel", UNRECOGNISED, ""),
+        ("flashcomm::send", UNRECOGNISED, ""),
+        ("void flash::flash_fwd_splitkv_kernel<int>(int)", COMPUTES, ""),
+        ("void flash::compute_attn_ws<int>(int)", COMPUTES, ""),
     ],
 )
 def test_a_kernel_does_what_its_name_says(name, does, operation):
