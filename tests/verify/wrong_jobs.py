@@ -308,6 +308,19 @@ def the_same_rows_by_keyword_with_other_dropout():
         optimizer.zero_grad()
 
 
+@wrong("ranks 0–3 saw equal inputs in each of 5 steps: a note")
+def the_same_rows_behind_a_forward_that_fails():
+    model = DistributedDataParallel(net())
+    optimizer = adam(model)
+    for step in range(STEPS):
+        try:
+            model.module(torch.ones(1, WIDE + 1))
+        except RuntimeError:
+            loss(model, rows(step, 0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 @wrong("ranks 0 and 1 saw equal inputs", "ranks 2 and 3 saw equal inputs", "a note")
 def the_same_rows_on_two_ranks():
     train(model := net(), adam(model), reduce=average, data=lambda step: rows(step, dist.get_rank() // 2))

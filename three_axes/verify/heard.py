@@ -138,13 +138,14 @@ class Heard(Listener):
             if _random_state() == self._before:  # what is behind a dropout says nothing of the data
                 self._fed(args)
 
-    def _comes_out(self, module: nn.Module, args, kwargs, result) -> None:
+    def _comes_out(self, module: nn.Module, args, *rest) -> None:
+        """rest: (kwargs, result); the result alone behind a forward that has raised."""
         self._depth -= 1
         if self._depth == 0 and self._before:
             if _random_state() != self._before:
                 self._draws.append(self._before.hex())
             self._before = b""
-            self._fed((args, kwargs))
+            self._fed((args, *rest[:-1]))
 
     def _fed(self, given) -> None:
         """Note what the outermost module was called with, or one of the first layers: a model may cut its
