@@ -452,7 +452,7 @@ def weights_of_one_number():
     train(model, adam(model), data=lambda step: rows(step, 0))
 
 
-@right("not watched: 1.running_mean, 1.running_var", "Norm; not seen: what all ranks do wrong alike (verify(")
+@right("not watched: *.running_mean", "SyncBatchNorm); not seen: what all ranks do wrong alike (verify(")
 def one_sentence_for_what_is_not_seen():
     train(model := net(norm=nn.BatchNorm1d), adam(model), reduce=average)
 

@@ -36,13 +36,6 @@ def nothing_is_summed():
     train(model := net(), adam(model))
 
 
-@wrong(ALL, "differs along dp (ranks 0 | 1 | 2 | 3)")
-def nothing_is_summed_over_a_mesh_of_all_ranks():
-    mesh = mesh_of(dp=4)
-    train(model := net(), adam(model))
-    return mesh
-
-
 @wrong("1.weight differs", "1.bias differs", "copies 2 have parted")
 def a_norm_is_not_summed():
     train(model := net(), adam(model), reduce=lambda model: average(model, but="1."))

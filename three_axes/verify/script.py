@@ -244,8 +244,7 @@ def _groups() -> list[tuple[str, list[int]]]:
     for group in pytorch_private.groups():
         name, ranks = group.group_desc.removeprefix("mesh_"), dist.get_process_group_ranks(group)
         if name in PLAIN:
-            names = lent.get(tuple(ranks), ())
-            name = next(iter(names)) if len(names) == 1 else PLAIN[name]
+            name = " or ".join(sorted(lent.get(tuple(ranks), ()))) or PLAIN[name]
         groups.append((name, ranks))
     return groups
 
