@@ -22,7 +22,8 @@ enough:
     a diff             the solution with these lines changed does the same: each run of '-' lines, whole and
                        in order, becomes the run of '+' lines behind it
     - error: `PATTERN` an error of a rank, 'IndexError: list…', has this regular expression
-    - costs: `WHAT`    the values are right, and a rank needed more than the solution: flops, calls or bytes
+    - costs: `WHAT`    the values are right, and a rank needed more than the solution: flops, calls, bytes or
+                       numbers of its collectives
     - parts: `WHAT`    the answer has another form; or it is cut: no gradient came back
 
 A row without a proof has a function of its name in `shows`; one with errors may have one. It is given two
@@ -52,8 +53,9 @@ from tqdm.auto import tqdm
 from three_axes.table import human
 
 from ..ranks import RankError, World
-from .exercise import Answer, Exercise, NotCounted, crashed, right, stopped, wrong
-from .runs import Run, Watch, alike, differs, ends_by_itself, observed, told
+from .exercise import Answer, Exercise, NotCounted, crashed, numbers_in, right, stopped, wrong
+from .runs import Run, Watch, alike, differs, ends_by_itself, observed, sendable, told
+from .seen import in_its_form, in_its_numbers
 
 if TYPE_CHECKING:  # ranks import the engine, and need no matplotlib
     from ..draw import Picture
@@ -65,7 +67,7 @@ UNREADABLE = TypeError, ValueError, LookupError, AttributeError, ArithmeticError
 # Seconds by the clock, for an attempt as for what is the course's own. A hang is proven before, and what
 # computes without end has used its processor time before (`runs.ends_by_itself`): this is for the rest.
 PATIENCE = 60
-# "values", "cut" or "gradients" part, and no row says why: how that is called.
+# "values", "cut" or "gradients" part, and neither a row nor what is seen says more: how that is called.
 UNNAMED = {
     "values": "another answer than the solution's",
     "cut": "an output cut off from x",
@@ -229,10 +231,12 @@ class Compared(Exercise):
                     told |= {edit: answer.misconception} if answer else {}
         return [(name, edit, told.get(edit)) for name, edit in edits]
 
-    def judged(self, mine: Run, does: Callable[[str], Run]) -> Answer | None:
-        """What is wrong with an attempt; None if nothing is. does(edit): what the edited solution does."""
+    def judged(self, mine: Run, does: Callable[[str], Run], passed: Sequence[int] = ()) -> Answer | None:
+        """What is wrong with an attempt; None if nothing is. does(edit): what the edited solution does.
+        passed: the numbers of ranks on which nothing was wrong before.
+        """
         if mine.error:
-            return self._crashed(mine, does(""))
+            return self._crashed(mine, does(""), passed)
         where = f"On {mine.n} ranks: " if mine.n > 1 else ""
         truth = does("")
         if said := self._form(mine, truth):
@@ -248,7 +252,19 @@ class Compared(Exercise):
                 answer = wrong(row.name, f"{where}{_said(row, shown)}", *figures)
                 answer.picture = self.picture(mine, truth)
                 return answer
-        return wrong(UNNAMED[parts], f"{where}{self._where(mine, truth, parts)}", *figures) if parts else None
+        if not parts:
+            return None
+        name, said = self._unnamed(mine, truth, parts, passed)
+        return wrong(name, f"{where}{said}", *figures)
+
+    def _unnamed(self, mine: Run, truth: Run, parts: str, passed: Sequence[int]) -> tuple[str, str]:
+        """The name of a mistake that has no row, and what was seen of it."""
+        first = self._where(mine, truth, parts)
+        if seen := _only_on(passed, mine):
+            return seen[0], f"{first} {seen[1]}"
+        if parts != "cut" and (seen := in_its_numbers(mine, truth, parts, self.alike)):
+            return seen[0], f"{first} {seen[1]}"
+        return UNNAMED[parts], first
 
     def _proven(self, row: Mistake, mine: Run, truth: Run, does: Callable, parts: str | None) -> bool | str:
         """Whether a run that ended shows the mistake of this row, or, as text, what shows it."""
@@ -261,10 +277,12 @@ class Compared(Exercise):
         facets = ["values", "messages" if parts in ("values", None) else "gradients"]
         if not row.edits or mine.does_as(truth, facets, self.alike, self.proves):
             return False
+        others = (other for edit in row.edits if not (other := does(edit)).error)
+        # What a mistake leaves out is not left out where the attempt has it: its values are a coincidence.
         return any(
-            mine.does_as(other, facets, self.alike, self.proves)
-            for edit in row.edits
-            if not (other := does(edit)).error
+            not (truth.kinds - other.kinds) & mine.kinds
+            and mine.does_as(other, facets, self.alike, self.proves)
+            for other in others
         )
 
     def _where(self, mine: Run, truth: Run, parts: str) -> str:
@@ -282,29 +300,31 @@ class Compared(Exercise):
             return f"{mine.asked(case)}{on} {_shown(got, 300)}. {differs(got, wanted, self.alike)}."
         what = {"values": "the answer", "gradients": "the output is right, the gradient of x"}[parts]
         same = all(self.alike(facts[parts][case], got) for facts in mine.ranks)
-        length = float(got.double().norm() / wanted.double().norm())
-        return (
-            f"{what} is not the solution's. On rank {rank} its length is {length:.2f} times what it should be"
-            f"{', and it is the same on all ranks' if same and mine.n > 1 else ''}."
-            f" {differs(got, wanted, self.alike)}."
-        )
+        alike_ = ", and it is the same on all ranks" if same and mine.n > 1 else ""
+        return f"{what} is not the solution's{alike_}. On rank {rank}: {differs(got, wanted, self.alike)}."
 
     def _form(self, mine: Run, truth: Run) -> Answer | None:
         """What is wrong with the form of an answer. Values are read here."""
         row = next((row for row in self.rows if "form" in row.parts), Mistake("another form"))
+        empty = [r for r, facts in enumerate(mine.ranks) if facts["values"][:1] == [None]]
         for rank, (facts, wanted) in enumerate(zip(mine.ranks, truth.ranks)):
             for i, (got, right_) in enumerate(zip(facts["values"], wanted["values"])):
                 if got is None and right_ is not None:
+                    if 0 < len(empty) < mine.n:
+                        said = f"Of {mine.n} ranks these return None: {', '.join(map(str, empty))}."
+                        return wrong("returned on some ranks alone", f"{said} Every rank needs the result.")
                     return wrong("nothing returned", f"Your function returned None. {row.advice}")
                 try:
                     facts["values"][i] = self.reads(got) if self.reads else _as(right_, got)
                 except UNREADABLE as e:
+                    if seen := in_its_form(got, right_, self.alike):
+                        return wrong(seen[0], f"{seen[1]} {row.advice}")
                     said = f"{e}." if isinstance(e, Form) else f"You return {_shown(got, 200)}."
                     at = f"On {mine.n} ranks, rank {rank}: " if mine.n > 1 else mine.asked(i)
                     return wrong(row.name, f"{at}{said} {row.advice}")
         return None
 
-    def _crashed(self, mine: Run, truth: Run) -> Answer:
+    def _crashed(self, mine: Run, truth: Run, passed: Sequence[int]) -> Answer:
         """A crash or a hang, with its name where what was seen proves one."""
         where = f"On {mine.n} ranks: " if mine.n > 1 else ""
         if said := stopped(mine.error):
@@ -315,9 +335,10 @@ class Compared(Exercise):
             if shown:
                 text = f"{where}{_said(row, shown)}\n\n{mine.error.report}"
                 return Answer("crashed", text, row.name)
-        if stuck := _all_do_the_same(mine):
-            return stuck
-        return crashed(mine.error)
+        answer = _all_do_the_same(mine) or crashed(mine.error)
+        if not answer.misconception and (seen := _only_on(passed, mine)):
+            return Answer("crashed", f"{where}{seen[1]}\n\n{answer.text}", seen[0])
+        return answer
 
 
 @dataclass(kw_only=True, repr=False)
@@ -335,7 +356,7 @@ class Asked(Compared):
         does = self._does(cases)
         with World(1, timeout=PATIENCE) as world:
             try:
-                ask = lambda: [attempt(*case) for case in cases]
+                ask = lambda: [sendable(attempt(*case)) for case in cases]
                 mine = Run(cases, [{"values": world.run(ends_by_itself(ask, does("").seconds))[0]}])
             except RankError as e:
                 mine = Run(cases, [{}], error=e)
@@ -384,8 +405,9 @@ class OnRanks(Compared):
         runs, worlds = [], self.worlds()
         for _ in _shown_as(self.tries):
             does, observe = next(worlds)
+            passed = [run.n for run, _ in runs]
             runs.append((observe(attempt), does("")))
-            if answer := self.judged(runs[-1][0], does):
+            if answer := self.judged(runs[-1][0], does, passed):
                 return answer
         return praised(self, *max(runs, key=lambda pair: pair[0].n))
 
@@ -455,13 +477,31 @@ def praised(exercise: Compared, mine: Run, truth: Run) -> Answer:
     return right(exercise.praise, *exercise.figures(mine, truth))
 
 
+def _only_on(passed: Sequence[int], run: Run) -> tuple[str, str] | None:
+    """(name, what was seen) of an attempt with which nothing was wrong on another number of ranks."""
+    others = sorted({n for n in passed if n != run.n})
+    if not others:
+        return None
+    listed = " and ".join(map(str, others))
+    written = [n for n in others if n in numbers_in(run.attempt)]
+    said = f"Your code has the number {written[0]} in it. " if written else ""
+    return (
+        f"right on {listed} ranks, not on {run.n}",
+        f"On {listed} ranks it was right. {said}What is as it is only there? world_size says how many there are.",
+    )
+
+
 class Form(TypeError):
     """An answer has another form; the message says which."""
 
 
 def _as(wanted, got):
-    """`got`, where it is a tensor as `wanted` is. Raises Form."""
+    """`got`, where it is a tensor as `wanted` is. A single number may have any shape. Raises Form."""
     if isinstance(wanted, torch.Tensor):
+        if wanted.numel() == 1 and isinstance(got, (int, float)):
+            got = torch.tensor(float(got), dtype=wanted.dtype)
+        if wanted.numel() == 1 and isinstance(got, torch.Tensor) and got.numel() == 1:
+            got = got.reshape(wanted.shape)
         if not isinstance(got, torch.Tensor):
             raise Form(f"you return a {type(got).__module__}.{type(got).__name__}, and a tensor is wanted")
         if got.shape != wanted.shape or torch.promote_types(got.dtype, wanted.dtype) != got.dtype:

@@ -368,6 +368,14 @@ def names_in(function: Callable | CodeType) -> set[str]:
     return set(code.co_names).union(*map(names_in, code.co_consts))
 
 
+def numbers_in(function: Callable | CodeType) -> set[int]:
+    """All whole numbers that stand in a function, and in functions made in it."""
+    code = getattr(function, "__code__", function)
+    if not isinstance(code, CodeType):
+        return set()
+    return {one for one in code.co_consts if type(one) is int}.union(*map(numbers_in, code.co_consts))
+
+
 def _is_empty(function: Callable) -> bool:
     """Whether the body is only `...`, `pass` or a docstring."""
     nothing = {"RESUME", "NOP", "LOAD_CONST", "POP_TOP", "RETURN_VALUE", "RETURN_CONST"}

@@ -65,6 +65,16 @@ class Run:
         """The answers to all cases, where one rank is asked."""
         return self.ranks[0]["values"]
 
+    @property
+    def calls(self) -> list[list[tuple[str, str, tuple[int, ...], int]]]:
+        """For each rank its collectives in order: (name, how it reduces or '', ranks, how many numbers)."""
+        return [facts.get("calls", []) for facts in self.ranks]
+
+    @property
+    def kinds(self) -> set[tuple[str, str, tuple[int, ...]]]:
+        """What any rank called: (name, how it reduces or '', ranks)."""
+        return {call[:3] for mine in self.calls for call in mine}
+
     def asked(self, case: int) -> str:
         """'Asked for 8, 2: ' of a case whose arguments are short."""
         arguments = repr(self.tried[case])[1:-1].rstrip(",") if self.n == 1 and self.tried else ""
@@ -95,7 +105,11 @@ class Run:
         return self.most(what) > 1.01 * truth.most(what) + padding
 
     def most(self, what: str) -> float:
-        """What the busiest rank needed: bytes or calls of its collectives, or floating-point operations."""
+        """What the busiest rank needed: bytes, numbers or calls of its collectives, or floating-point
+        operations.
+        """
+        if what == "numbers":
+            return max(sum(numbers for *_, numbers in mine) for mine in self.calls)
         if what == "bytes":
             return max(self.traffic.counted)
         if what == "calls":
@@ -211,11 +225,31 @@ def observed(watch: Callable, *attempts: Callable, solution: float | None = None
     warnings.filterwarnings("ignore", ".*an autograd kernel was not registered")
     warnings.filterwarnings("ignore", "`torch.distributed.*is deprecated", FutureWarning)
     for attempt in attempts:
-        _facts, before = {}, time.process_time()
+        _facts, before = {"calls": []}, time.process_time()
+        hear(partial(_note, _facts["calls"]))
         ends_by_itself(partial(watch, attempt, _facts), solution)()
+        current.rank.recorder.watch = None
         _facts["seconds"] = time.process_time() - before
         of_all.append(_facts)
     return of_all
+
+
+def _note(calls: list, call) -> None:
+    """A collective as `Run.calls` has it."""
+    numbers = round(call.payload / call.first.element_size()) if call.first is not None else 0
+    calls.append((call.op, call.reduces, tuple(call.members), numbers))
+
+
+def hear(listen: Callable) -> None:
+    """On a rank: until the attempt has ended, listen(call) too is told of each collective before it begins."""
+    others = current.rank.recorder.watch
+
+    def all_(call):
+        if others:
+            others(call)
+        listen(call)
+
+    current.rank.recorder.watch = all_
 
 
 @dataclass
@@ -238,25 +272,28 @@ class Watch:
 
     def __call__(self, attempt: Callable, facts: dict) -> None:
         """Fill `facts` case by case, so that after a crash they hold what was known by then."""
-        facts |= {"values": [], "flops": 0, "size": 0}
+        facts |= {"values": [], "given": [], "flops": 0, "size": 0}
         facts |= {"gradients": []} if self.gradient else {}
         if self.messages:
             facts["messages"] = sent = []
-            current.rank.recorder.watch = lambda op, peer, tensor: (
-                sent.append((peer, float(tensor.double().sum()))) if op == "send" else None
+            hear(
+                lambda call: (
+                    sent.append((call.root, float(call.first.double().sum()))) if call.op == "send" else None
+                )
             )
         for facts["case"], arguments in enumerate(self.inputs(dist.get_rank(), *self.tried)):
             facts["size"] += arguments[0].nbytes if isinstance(arguments[0], torch.Tensor) else 0
             dy = self.gradient(arguments) if self.gradient else None
+            before = self.sees(arguments, None)  # where it is an argument, the attempt shall write into it
+            facts["given"].append(before.detach().clone() if isinstance(before, torch.Tensor) else None)
             got = self._counted(facts, lambda: self.sees(arguments, attempt(*arguments)))
             facts["forward"] = [row.op for row in current.counted_so_far() for _ in range(row.calls)]
-            facts["values"].append(got.detach().clone() if isinstance(got, torch.Tensor) else _sendable(got))
+            facts["values"].append(sendable(got))
             if dy is not None:
                 back = isinstance(got, torch.Tensor) and got.requires_grad and got.shape == dy.shape
                 if back:
                     self._counted(facts, lambda: got.backward(dy.to(got.dtype)))
                 facts["gradients"].append(arguments[0].grad if back else None)
-        current.rank.recorder.watch = None
 
     def _counted(self, facts: dict, run: Callable):
         if not self.flops:
@@ -267,10 +304,36 @@ class Watch:
         return got
 
 
-def _sendable(answer):
-    """An answer that is no tensor. Raises TypeError for one that cannot leave its rank."""
+@dataclass(frozen=True)
+class NoValue:
+    """In place of an answer that cannot leave its rank: what it was, and what to return."""
+
+    kind: str
+
+    @property
+    def name(self) -> str:
+        """The mistake's."""
+        return f"a {self.kind} where a value is asked for"
+
+    @property
+    def advice(self) -> str:
+        """A sentence or two."""
+        if self.kind in ("function", "method", "builtin_function_or_method"):
+            return "You return a function. Call it, with brackets behind its name."
+        if self.kind in ("generator", "map", "zip", "filter", "dict_keys", "dict_values", "dict_items"):
+            return f"You return a {self.kind}, which holds no values yet. list(…) makes a list of it."
+        return f"You return a {self.kind}, which is no value."
+
+    def __repr__(self) -> str:
+        return f"a {self.kind}"
+
+
+def sendable(answer):
+    """An answer as it can leave its rank."""
+    if isinstance(answer, torch.Tensor):
+        return answer.detach().clone()
     try:
         pickle.dumps(answer)
     except Exception:
-        raise TypeError(f"your function returned {type(answer).__name__!r}, which is no value") from None
+        return NoValue(type(answer).__name__)
     return answer

@@ -70,8 +70,7 @@ class Recorder(Listener):
         self._thread = threading.local()  # begins: the operation that is being issued
         self.last: dict | None = None  # the collective issued last, as written to the box
         self._looked: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # whose connections are known
-        # Called with the name, root or peer, and first tensor of each collective of a call before it begins.
-        self.watch: Callable[[str, int | None, torch.Tensor | None], None] | None = None
+        self.watch: Callable[[Call], None] | None = None  # told of each collective before it begins
         if on:
             interposer.add(self)
         self.start()
@@ -209,7 +208,7 @@ class Recorder(Listener):
         if self.box is not None:
             self._note(call, operation, brought, self.box)
         if self.watch:
-            self.watch(call.op, call.root, call.first)
+            self.watch(call)
         self._thread.issued_at = time.monotonic()  # before PyTorch has it: from then on other ranks may go on
 
     def begun(self, call: Call, work: dist.Work | OnStream | InBatch) -> None:

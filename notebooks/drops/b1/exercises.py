@@ -275,7 +275,7 @@ def _watch_mesh(attempt, facts: dict) -> None:
     toy.loss_of(wrapped(tokens), targets).backward()
     over = {row.op: row.members for row in reversed(current.counted_so_far())}
     facts |= {"gathers": over.get("all_gather", ()), "sums": over.get("all_reduce", ())}
-    facts["calls"] = sum(row.calls for row in current.counted_so_far() if row.op == "all_gather")
+    facts["times"] = sum(row.calls for row in current.counted_so_far() if row.op == "all_gather")
     facts["cut"] = all(isinstance(p, DTensor) for p in wrapped.parameters())
     whole = lambda g: g.full_tensor() if isinstance(g, DTensor) else g
     gradients = [torch.zeros(p.shape) if p.grad is None else whole(p.grad) for p in wrapped.parameters()]
@@ -286,14 +286,14 @@ def _watch_mesh(attempt, facts: dict) -> None:
 def _found_in_mesh(run: Run, truth: Run) -> dict[str, bool]:
     every = lambda test: all(test(facts) for facts in run.ranks)
     return {
-        "nothing is cut": every(lambda f: not f["calls"]),
+        "nothing is cut": every(lambda f: not f["times"]),
         "sharding over the wrong mesh axis": every(lambda f: f["gathers"] in ((0, 2), (1, 3))),
         "cut over all four ranks": every(lambda f: len(f["gathers"]) == 4),
-        "one unit: the whole model at once": every(lambda f: f["calls"] == 1),
-        "gathered weights kept": every(lambda f: f["calls"] == LAYERS),
+        "one unit: the whole model at once": every(lambda f: f["times"] == 1),
+        "gathered weights kept": every(lambda f: f["times"] == LAYERS),
         "replicas that never meet": every(lambda f: len(f["gathers"]) == 2 and not f["sums"]),
         "parts left out": every(lambda f: not f["cut"]),
-        "several parts in one unit": every(lambda f: f["calls"] < 2 * (LAYERS - 2) + 1),
+        "several parts in one unit": every(lambda f: f["times"] < 2 * (LAYERS - 2) + 1),
         "other gradients than the twin's": run.parts_from(truth, alike) is not None,
     }
 
@@ -303,9 +303,13 @@ mesh = OnRanks(
     shard_model,
     minutes=8,
     hints=[
-        'mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")). The last dimension is'
-        " innermost: neighbours.",
-        "for part in model: fully_shard(part, mesh=mesh). Then fully_shard(model, mesh=mesh).",
+        "Draw the four ranks as a table of two rows, a row for each node. Along which direction are weights cut,"
+        " and along which are they copied?",
+        "init_device_mesh takes the table's shape, and a name for each dimension. The last dimension is"
+        " innermost: neighbours. fully_shard copies along the first dimension of a mesh, and cuts along the"
+        " second.",
+        "fully_shard(…, mesh=mesh) makes one unit of what it is given, without what was given before. Which"
+        " comes first, the parts or the whole?",
     ],
     tries=((4,),),
     watch=_watch_mesh,

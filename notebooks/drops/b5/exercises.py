@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from helpers.practice import Asked, Form, OnRanks, Run, told
+from helpers.practice import Asked, Form, OnRanks, Run
 from three_axes.table import Table
 
 # -- practice: name the bug -----------------------------------------------------------------------
@@ -121,16 +121,11 @@ def _to_clip(rank: int, n: int, p: int, t: int) -> list[tuple]:
     # dp's ranks hold the same, tp's the same of what is whole.
     gradients = {name: draw(10 * at[0] + i, 8) for i, name in enumerate(WHOLE)}
     gradients |= {name: draw(1000 + 100 * at[0] + 10 * at[2] + i, 12) for i, name in enumerate(CUT)}
-    told().update(given=torch.cat(list(gradients.values())))
     groups = mesh.get_group("tp"), mesh.get_group("pp")
     return [
         ({name: one.clone() for name, one in gradients.items()}, set(CUT), largest, *groups)
         for largest in (2.0, 1e3)
     ]
-
-
-def _as_given(run: Run, _) -> bool:
-    return not run.error and all(torch.equal(rank["values"][0], rank["given"]) for rank in run.ranks)
 
 
 clipped = OnRanks(
@@ -148,7 +143,6 @@ clipped = OnRanks(
     inputs=_to_clip,
     sees=lambda arguments, answer: torch.cat(list(arguments[0].values())),
     praise="The whole model's norm, on pp 2 · tp 2, on dp 3 · tp 2 and on tp 4; what is small stays.",
-    shows={"gradients as they were": _as_given},
 )
 
 

@@ -116,8 +116,8 @@ cross_entropy = OnRanks(
     praise="The loss of the whole vocabulary, from three numbers a token, and no score left its rank.",
     figures=lambda run, truth: [
         (
-            "bytes that all-reduces sum, a token",
-            *(f"{one.most('bytes') / (2 * WORDS) / (2 * (one.n - 1) / one.n):.0f}" for one in (run, truth)),
+            "numbers that a rank brings to collectives, a token",
+            *(f"{one.most('numbers') / (2 * WORDS):.0f}" for one in (run, truth)),
         )
     ],
 )

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
-from helpers.practice import OnRanks, Run, alike, names_in
-from helpers.ranks import current
+from helpers.practice import OnRanks, Run, alike, hear, names_in
 
 # -- practice: a middle stage, and the loop of any stage ------------------------------------------
 
@@ -72,14 +71,15 @@ def _step(attempt: Callable, facts: dict) -> None:
         known.update(x=args[0], y=y.detach().clone())
         y.requires_grad and y.register_hook(backward)
 
-    def message(op, peer, tensor):
+    def message(call):
         x = known.get("x")
         tensors = known | {"x.grad": x.grad if x is not None and x.is_leaf else None}
-        if op == "send":
-            facts["sent"] |= {(name, peer - rank) for name, t in tensors.items() if alike(tensor, t, 1e-12)}
+        if call.op == "send":
+            sent = [name for name, t in tensors.items() if alike(call.first, t, 1e-12)]
+            facts["sent"] |= {(name, call.root - rank) for name in sent}
 
     stage.register_forward_hook(forward)
-    current.rank.recorder.watch = message
+    hear(message)
     try:
         answer = attempt(stage, *batch, torch.empty(4, 16, 256), rank, p)
     except TypeError as e:  # None is sent

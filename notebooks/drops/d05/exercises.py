@@ -59,11 +59,14 @@ def _train(attempt: Callable, facts: dict) -> None:
     loss_of = lambda net, rows: 100 * net(rows).square().mean()
     gradients = lambda rows: torch.autograd.grad(loss_of(plain, rows), list(plain.parameters()))
     # beside: whether an all-reduce was under way when a layer's backward began
-    facts |= {"off": "", "left": False, "unwaited": 0, "beside": False}
+    facts |= {"off": "", "left": False, "unwaited": 0, "beside": False, "held": 0.0}
+    forgotten = calls_before = 0
 
     def begins(dy):
-        # The layer whose backward begins last is the first one: `early` keeps what it was then.
+        # The layer whose backward begins last is the first one: `early` and `held` keep what it was then.
         facts.update(early=sent(), beside=facts["beside"] or not recorder.calm())
+        begun = len(facts["calls"]) - calls_before
+        facts["held"] = 1 - (recorder.not_waited() - forgotten) / max(1, begun)
 
     finish = attempt(model, n)
     facts["values"] = [FUNCTION if callable(finish) else f"{finish!r:.60}"]
@@ -77,7 +80,7 @@ def _train(attempt: Callable, facts: dict) -> None:
         share = toy.my_share(batch, rank, n)
         model.zero_grad()
         loss = loss_of(model, share)
-        before, forgotten = sent(), recorder.not_waited()
+        before, forgotten, calls_before = sent(), recorder.not_waited(), len(facts["calls"])
         loss.backward()
         finish()
         facts["unwaited"] = max(facts["unwaited"], recorder.not_waited() - forgotten)
@@ -126,6 +129,9 @@ def _found(run: Run, _) -> str | tuple[str, str] | None:
         return "most of it after backward"
     if not any(facts["beside"] for facts in run.ranks):
         return "waiting inside the hook", "Each all-reduce had ended before the next layer's backward began."
+    if any(facts["held"] > 0.5 for facts in run.ranks):
+        said = "Before the first layer's backward most all-reduces had been waited for, each in a hook."
+        return "waiting inside the hook", said
     unwaited = max(facts["unwaited"] for facts in run.ranks)
     if unwaited and "is_completed" not in names_in(run.attempt):
         said = f"Nobody called wait() for {unwaited} of {2 * LAYERS} all-reduces. This time they had ended."
@@ -143,10 +149,10 @@ overlapped = OnRanks(
     overlap,
     minutes=8,
     hints=[
-        "p.register_post_accumulate_grad_hook(f) calls f(p) as soon as backward has put the gradient into"
-        " p.grad.",
-        "dist.all_reduce(p.grad, async_op=True) returns at once. What it returns has wait(); keep it, with p,"
-        " in a list.",
+        "Two moments: when a gradient is there, and when all are needed. What must happen in each? Which"
+        " variable do both see?",
+        "overlap() itself only makes an empty list and registers one hook for every parameter. The hook adds"
+        " to the list.",
         "finish() goes through the list: wait, then p.grad /= world_size. Empty the list for the next step.",
     ],
     tries=((4,),),

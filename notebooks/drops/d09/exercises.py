@@ -129,22 +129,32 @@ def zero_one(weights, gradient, update, rank, world_size):
     dist.all_gather_into_tensor(weights, mine.clone())
 
 
+STEPS = 2  # of each check: who keeps something from the first must still do the second
+
+
 def _to_step(rank: int, n: int) -> list[tuple]:
-    """Weights that all ranks hold, each rank's own gradient, and an Adam that says how much it was given."""
+    """Weights that all ranks hold, each rank's own gradient, and an Adam that notes how much it is given."""
     draw = lambda seed: torch.randn(60 * n, generator=torch.Generator().manual_seed(seed))
     facts = told()
-    facts["updated"] = []
+    facts["updated"] = [0] * STEPS
 
-    def update(w, g):
-        facts["updated"].append(w.numel())
-        w -= 0.1 * g / (g.square().sqrt() + 0.5)  # the first step, with an epsilon that shows a factor
+    def step(number: int) -> tuple:
+        def update(w, g):
+            facts["updated"][number] += w.numel()
+            w -= 0.1 * g / (g.square().sqrt() + 0.5)  # the first step, with an epsilon that shows a factor
 
-    return [(draw(1), draw(10 + rank), update, rank, n)]
+        return draw(number), draw(10 + rank + 100 * number), update, rank, n
+
+    return [step(number) for number in range(STEPS)]
 
 
 def _given(run: Run) -> int:
-    """The most numbers that a rank's optimizer was given."""
+    """The numbers that a rank's optimizer was given in a step, all its calls together: the most."""
     return max((max(facts.get("updated") or [0]) for facts in run.ranks if facts), default=0)
+
+
+def _never_given(run: Run, _) -> bool:
+    return not run.error and any(0 in facts["updated"] for facts in run.ranks)
 
 
 written = OnRanks(
@@ -165,5 +175,8 @@ written = OnRanks(
     figures=lambda run, truth: [
         ("numbers in a rank's optimizer", *(str(2 * _given(one)) for one in (run, truth)))
     ],
-    shows={"an optimizer for all weights": lambda run, truth: _given(run) > _given(truth)},
+    shows={
+        "an optimizer for all weights": lambda run, truth: _given(run) > _given(truth),
+        "a step without update": _never_given,
+    },
 )

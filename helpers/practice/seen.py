@@ -1,0 +1,273 @@
+"""What is said of a wrong answer that no row of its exercise names: what was seen, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from .runs import NoValue, Run
+
+Seen = tuple[str, str] | None  # a name, and what was seen in a sentence or two
+
+
+# -- another form than the solution's -------------------------------------------------------------
+
+
+def in_its_form(got, wanted, alike: Callable) -> Seen:
+    """What an answer is that has another form than the solution's `wanted`; None where it is not known."""
+    if isinstance(got, NoValue):
+        return got.name, got.advice
+    if not isinstance(wanted, torch.Tensor):
+        return None
+    if isinstance(got, (list, tuple)) and got and all(isinstance(one, torch.Tensor) for one in got):
+        whole = torch.cat([one.flatten() for one in got])
+        if _same_numbers(whole, wanted, alike):
+            return "a list of tensors", "You return the right numbers in a list. torch.cat makes one tensor of it."
+        return None
+    if not isinstance(got, torch.Tensor):
+        return None
+    if _same_numbers(got, wanted, alike):
+        if got.shape != wanted.shape:
+            shapes = f"{tuple(wanted.shape)}, not {tuple(got.shape)}"
+            return "the right numbers in another shape", f"The numbers are right. The shape should be {shapes}."
+        types = f"{wanted.dtype}, not {got.dtype}".replace("torch.", "")
+        return "the right numbers in another type", f"The numbers are right. Their type should be {types}."
+    if wanted.numel() == 1 and got.numel() > 1:
+        for name, one in {"mean": got.double().mean(), "sum": got.double().sum()}.items():
+            if _same_numbers(one, wanted, alike):
+                said = f"You return {got.numel()} numbers. What is asked for is their {name}."
+                return f"numbers whose {name} is asked for", said
+    return None
+
+
+def _same_numbers(got: torch.Tensor, wanted: torch.Tensor, alike: Callable) -> bool:
+    got, wanted = got.detach().flatten(), wanted.detach().flatten()
+    coarse = got.dtype if got.is_floating_point() else wanted.dtype
+    return got.numel() == wanted.numel() and alike(got, wanted.to(coarse))
+
+
+# -- other numbers than the solution's ------------------------------------------------------------
+
+
+def in_its_numbers(mine: Run, truth: Run, key: str, alike: Callable) -> Seen:
+    """What is seen of "values" or "gradients" that are not the solution's: the first of these that is so."""
+    got, wanted = ([[_numbers(one) for one in facts[key]] for facts in run.ranks] for run in (mine, truth))
+    looks = _Looks(mine, truth, key, alike, got, wanted)
+    seen = looks.not_finite, looks.as_given, looks.nothing_exchanged, looks.never_met, looks.factor
+    seen += looks.added, looks.reduced_otherwise, looks.of_other_ranks, looks.some_ranks, looks.places
+    seen += looks.moved, looks.disagree, looks.met_too_many, looks.some_cases
+    return next((found for look in seen if (found := look())), None)
+
+
+def _numbers(value) -> torch.Tensor | None:
+    """All numbers of an answer in a row, (n,); None where it has something else."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().double().flatten()
+    if isinstance(value, (bool, int, float)):
+        return torch.tensor([float(value)], dtype=torch.float64)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        parts = [_numbers(one) for one in value]
+        known = [one for one in parts if one is not None]
+        return torch.cat(known) if known and len(known) == len(parts) else None
+    return None
+
+
+class _Looks:
+    """Each look gives a name and what shows it, or None. got, wanted: of each rank and case the numbers."""
+
+    def __init__(self, mine: Run, truth: Run, key: str, alike: Callable, got: list, wanted: list):
+        self.mine, self.truth, self.key, self.alike = mine, truth, key, alike
+        self.n, self.got, self.wanted = mine.n, got, wanted
+        pairs = [pair for ranks in zip(got, wanted) for pair in zip(*ranks)]
+        fits = all(a is not None and b is not None and a.shape == b.shape for a, b in pairs)
+        self.pairs = pairs if fits else []  # nothing is said of numbers that do not fit
+
+    def right(self, rank: int, of: int | None = None) -> bool:
+        """Whether a rank has what it should; of: what another one should."""
+        of = rank if of is None else of
+        return self.alike(self.mine.ranks[rank][self.key], self.truth.ranks[of][self.key])
+
+    def not_finite(self) -> Seen:
+        bad = [not bool(a.isfinite().all()) for a, b in self.pairs if b.isfinite().all()]
+        if not any(bad):
+            return None
+        said = "There is an inf or a nan in it. A division by 0, the log of 0 and exp of a large number make them."
+        return "inf or nan", said
+
+    def as_given(self) -> Seen:
+        """Of what an attempt shall write into."""
+        given = [one for facts in self.mine.ranks for one in facts.get("given", [])]
+        if self.key != "values" or not self.pairs or any(one is None for one in given):
+            return None
+        trios = [(a, b, was.double().flatten()) for (a, b), was in zip(self.pairs, given)]
+        off = [~torch.isclose(a, b, rtol=1e-4, equal_nan=True) for a, b, _ in trios]
+        left = [torch.equal(a[wrong], was[wrong]) for (a, _, was), wrong in zip(trios, off)]
+        if not given or not all(left):
+            return None
+        if all(torch.equal(a, was) for a, _, was in trios):
+            said = (
+                "What your function was given is as it was. `x += y`, `x *= y`, `x.copy_(y)` and `x[...] = y`"
+                " write into a tensor. `x = x + y` makes a new one, which nobody sees."
+            )
+            return "nothing was written", said
+        many = max(int(wrong.sum()) for wrong in off)
+        return "a part left as it was", f"{many} of {off[0].numel()} numbers of a rank are as they were given."
+
+    def nothing_exchanged(self) -> Seen:
+        if self.mine.kinds or not self.truth.kinds or self.n == 1:
+            return None
+        return "nothing was exchanged", "No rank called a collective, so each knows only what it has itself."
+
+    def _groups(self, run: Run) -> set[tuple[int, ...]]:
+        return {members for *_, members in run.kinds}
+
+    def never_met(self) -> Seen:
+        mine = self._groups(self.mine)
+        apart = [one for one in self._groups(self.truth) if not any(set(one) <= set(other) for other in mine)]
+        if not apart:
+            return None
+        met = " and ".join(str(list(one)) for one in sorted(mine)[:4])
+        said = f"Ranks {list(min(apart))} never meet in one collective. Yours are over {met}."
+        return "ranks that never meet", said
+
+    def met_too_many(self) -> Seen:
+        more = self._groups(self.mine) - self._groups(self.truth)
+        if not more:
+            return None
+        said = f"You call a collective over ranks {list(max(more, key=len))}. Which of them hold the same?"
+        return "ranks that should not meet", said
+
+    def factor(self) -> Seen:
+        """One for all numbers, or of each rank and case its own, where these have several numbers."""
+        of = [_times(a, b) for a, b in self.pairs]
+        if not of or None in of or not any(b.any() for _, b in self.pairs):
+            return None
+        known = [one for one in of if one]  # 0: both are 0
+        same = bool(known) and max(known) - min(known) <= 1e-3 * abs(known[0])
+        enough = sum(len(b) for _, b in self.pairs) > 1 and len({float(b[0]) for _, b in self.pairs}) > 1
+        if not same or not (enough or any(len(b) > 1 for _, b in self.pairs)):
+            if any(len(b) < 2 for _, b in self.pairs) or not known:
+                return None
+            ranks = [of[r * len(of) // self.n] for r in range(self.n)]
+            where = "on each rank another" if len(set(map(_short, ranks))) > 1 else "in each case another"
+            return "right but for a factor", f"Every number is a multiple of what it should be, {where} one."
+        return _called(known[0], self.n)
+
+    def added(self) -> Seen:
+        """The same number to all."""
+        off = [a - b for a, b in self.pairs]
+        if not off or sum(map(len, off)) < 3:
+            return None
+        all_ = torch.cat(off)
+        if all_[0].abs() < 1e-6 or not torch.allclose(all_, all_[0].expand_as(all_), rtol=1e-4):
+            return None
+        return "right but for a number added", f"Every number is off by the same: {_short(float(all_[0]))}."
+
+    def reduced_otherwise(self) -> Seen:
+        how = {reduces for _, reduces, _ in self.mine.kinds} - {"", "avg", "premul_sum"}
+        meant = {reduces for _, reduces, _ in self.truth.kinds} - {""}
+        if not (more := sorted(how - meant)) or meant != {"sum"}:
+            return None
+        return f"{more[0]} where the sum is meant", f"A collective of yours takes the {more[0]}."
+
+    def of_other_ranks(self) -> Seen:
+        ranks = range(self.n)
+        has = [[of for of in ranks if self.right(rank, of)] for rank in ranks]
+        if not all(has) or all(rank in of for rank, of in zip(ranks, has)):
+            return None
+        rank = next(rank for rank, of in zip(ranks, has) if rank not in of)
+        said = f"Rank {rank} has what rank {has[rank][0]} should have."
+        return "the part of a neighbour", said
+
+    def some_ranks(self) -> Seen:
+        good = [rank for rank in range(self.n) if self.right(rank)]
+        if not good:
+            return None
+        listed = _ranks(good)
+        said = f"{listed} {'has' if len(good) == 1 else 'have'} the right answer, and the others have not."
+        return "right on some ranks alone", said
+
+    def places(self) -> Seen:
+        """One of several places of each answer, with one factor or without."""
+        values = [value for facts in self.mine.ranks for value in facts[self.key]]
+        right = [value for facts in self.truth.ranks for value in facts[self.key]]
+        if not all(isinstance(value, (list, tuple)) for value in (*values, *right)):
+            return None
+        if len({len(value) for value in (*values, *right)}) != 1 or not 1 < len(right[0]) <= 6:
+            return None
+        off = [i for i in range(len(right[0])) if not self.alike([v[i] for v in values], [v[i] for v in right])]
+        if len(off) == len(right[0]):
+            return None
+        said = f"Of what you return only {_places(off, len(right[0]))} is not right."
+        pairs = [(_numbers(a[i]), _numbers(b[i])) for a, b in zip(values, right) for i in off]
+        if all(a is not None and b is not None and a.shape == b.shape for a, b in pairs):
+            times = {_short(one) if (one := _times(a, b)) else "" for a, b in pairs} - {"0", ""}
+            whole = all(_times(a, b) is not None for a, b in pairs)
+            said += f" It is {times.pop()} times what it should be." if whole and len(times) == 1 else ""
+        return "one place of several", said
+
+    def moved(self) -> Seen:
+        sort = lambda numbers: torch.cat([one for one in numbers]).sort().values
+        if not self.pairs or max(len(b) for _, b in self.pairs) < 3:
+            return None
+        if not torch.allclose(sort(a for a, _ in self.pairs), sort(b for _, b in self.pairs), rtol=1e-4):
+            return None
+        return "the right numbers in other places", "All right numbers are there, and not where they should be."
+
+    def disagree(self) -> Seen:
+        ranks = range(1, self.n)
+        same = lambda run: all(self.alike(run.ranks[0][self.key], run.ranks[r][self.key]) for r in ranks)
+        if self.n == 1 or not same(self.truth) or same(self.mine):
+            return None
+        said = "All ranks should end with the same numbers, and yours end with different ones."
+        return "ranks that do not agree", said
+
+    def some_cases(self) -> Seen:
+        if self.n > 1:
+            return None
+        pairs = list(zip(self.mine.values, self.truth.values))
+        off = [i for i, (a, b) in enumerate(pairs) if not self.alike(a, b)]
+        if len(off) == len(pairs):
+            return None
+        asked = self.mine.asked(off[0]).rstrip(": ").removeprefix("Asked for ")
+        first = f", the first of them {asked}" if asked else ""
+        return "right for some inputs alone", f"{len(off)} of {len(pairs)} cases are not right{first}."
+
+
+def _times(got: torch.Tensor, wanted: torch.Tensor) -> float | None:
+    """What `wanted` is to be multiplied by, to become `got`; 0.0 where both are 0, None where no factor does."""
+    size = float(wanted.norm())
+    if not size:
+        return None if got.any() else 0.0
+    times = float(got @ wanted) / size**2
+    return times if torch.allclose(got, times * wanted, rtol=1e-4, atol=1e-4 * abs(times) * size) else None
+
+
+def _called(times: float, n: int) -> Seen:
+    """The name of a factor that is not 1."""
+    near = lambda other: abs(times - other) <= 1e-3 * abs(other)
+    if near(-1):
+        return "the wrong sign", "Every number has the wrong sign."
+    if n > 1 and near(n):
+        said = f"Every number is {n} times what it should be, once for each rank."
+        return "n times too large", f"{said} Is it summed where a mean is meant, or multiplied once too often?"
+    if n > 1 and near(1 / n):
+        said = f"Every number is 1/{n} of what it should be, on {n} ranks."
+        return "n times too small", f"{said} Is it divided by the ranks once too often?"
+    return "right but for a factor", f"Every number is {_short(times)} times what it should be."
+
+
+def _short(number: float) -> str:
+    return f"{number:.3g}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}".capitalize()
+
+
+def _places(places: Sequence[int], of: int) -> str:
+    words = "first", "second", "third", "fourth", "fifth", "sixth"
+    return f"the {' and the '.join(words[i] for i in places)} of {of}"
