@@ -336,7 +336,8 @@ class Compared(Exercise):
                 text = f"{where}{_said(row, shown)}\n\n{mine.error.report}"
                 return Answer("crashed", text, row.name)
         answer = _all_do_the_same(mine) or crashed(mine.error)
-        if not answer.misconception and (seen := _only_on(passed, mine)):
+        written = numbers_in(mine.attempt).intersection(passed) if mine.attempt else ()
+        if (written or not answer.misconception) and (seen := _only_on(passed, mine)):
             return Answer("crashed", f"{where}{seen[1]}\n\n{answer.text}", seen[0])
         return answer
 

@@ -136,8 +136,7 @@ class Exercise:
             if _says_something(attempt):
                 said = "Your function ends without `return`: what stands there alone is lost."
                 return wrong("nothing returned", said)
-            self._shown = max(self._shown, 1)
-            return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")
+            return Answer("not started", f"Write the body of {attempt.__name__}, and run this cell again.")
         if helped := names_in(attempt).intersection(self.without):
             said = f"`{min(helped)}` does it for you. Here write it without."
             return wrong("the course's code does the work", said)
@@ -227,6 +226,23 @@ CRASHES = (
         r"^SystemExit",
         "an exit on a rank",
         "`exit()` ends a rank in the middle, and the others wait for it. A function ends with `return`.",
+    ),
+    (
+        r"NoneType",
+        "None where a tensor is needed",
+        "Something is None there. dist.all_reduce, append and extend return None: they change what they are"
+        " given.",
+    ),
+    (
+        r"<class 'generator'>|'generator' object",
+        "a generator where a list is needed",
+        "Round brackets around `… for … in …` make a generator, which has no places and no length. Square"
+        " brackets make a list.",
+    ),
+    (
+        r"outputShape.0. \* worldSize",
+        "an output that does not fit",
+        "dist.reduce_scatter_tensor(output, input): the output is one rank's part, 1/n of the input.",
     ),
     (
         r"Expected parameter .tensor. of type torch.Tensor",

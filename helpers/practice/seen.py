@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -54,9 +55,10 @@ def in_its_numbers(mine: Run, truth: Run, key: str, alike: Callable) -> Seen:
     """What is seen of "values" or "gradients" that are not the solution's: the first of these that is so."""
     got, wanted = ([[_numbers(one) for one in facts[key]] for facts in run.ranks] for run in (mine, truth))
     looks = _Looks(mine, truth, key, alike, got, wanted)
-    seen = looks.not_finite, looks.as_given, looks.nothing_exchanged, looks.never_met, looks.factor
-    seen += looks.added, looks.reduced_otherwise, looks.of_other_ranks, looks.some_ranks, looks.places
-    seen += looks.moved, looks.disagree, looks.met_too_many, looks.some_cases
+    seen = looks.as_given, looks.nothing_exchanged, looks.never_met, looks.left_on_one, looks.not_finite
+    seen += looks.reduced_otherwise, looks.factor, looks.added, looks.of_other_ranks, looks.some_ranks
+    seen += looks.places, looks.moved, looks.disagree, looks.met_too_many, looks.many_numbers
+    seen += (looks.some_cases,)
     return next((found for look in seen if (found := look())), None)
 
 
@@ -166,12 +168,29 @@ class _Looks:
             return None
         return "right but for a number added", f"Every number is off by the same: {_short(float(all_[0]))}."
 
-    def reduced_otherwise(self) -> Seen:
-        how = {reduces for _, reduces, _ in self.mine.kinds} - {"", "avg", "premul_sum"}
-        meant = {reduces for _, reduces, _ in self.truth.kinds} - {""}
-        if not (more := sorted(how - meant)) or meant != {"sum"}:
+    def left_on_one(self) -> Seen:
+        """By a collective that the solution does not call."""
+        ops = [{op for op, *_ in run.kinds} for run in (self.mine, self.truth)]
+        left = sorted(ops[0] & {"reduce", "gather"} - ops[1])
+        if not left or "broadcast" in ops[0]:
             return None
-        return f"{more[0]} where the sum is meant", f"A collective of yours takes the {more[0]}."
+        return "left on one rank", f"dist.{left[0]} gives one rank the result, and all need it."
+
+    def reduced_otherwise(self) -> Seen:
+        """As often as in the solution, and in another way."""
+        mine, truth = (Counter(how for _, how, *_ in run.calls[0] if how) for run in (self.mine, self.truth))
+        more, less = mine - truth, truth - mine
+        if len(more) != 1 or len(less) != 1 or "avg" in more or more.total() != less.total():
+            return None
+        (took,), (meant,) = more, less
+        return f"{took} where {meant} is meant", f"dist.all_reduce takes the {took} in one place, not the {meant}."
+
+    def many_numbers(self) -> Seen:
+        """In one collective, of which the solution needs no large one."""
+        most = [max((one[3] for calls in run.calls for one in calls), default=0) for run in (self.mine, self.truth)]
+        if not 2 * most[1] < most[0]:
+            return None
+        return "more numbers than needed", f"A collective of yours has {most[0]:,} numbers. Fewer are enough."
 
     def of_other_ranks(self) -> Seen:
         ranks = range(self.n)
