@@ -14,5 +14,5 @@ __getattr__, __dir__ = door(
     passed=["Done", "mine", "read_progress"],
     progress=["leave"],
     quiz=["NAMES", "Quiz", "STORIES"],
-    runs=["Run", "alike", "hear", "number", "told"],
+    runs=["Run", "alike", "hear", "noting_help", "number", "told"],
 )

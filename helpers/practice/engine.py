@@ -54,7 +54,7 @@ from three_axes.table import human
 
 from ..ranks import RankError, World
 from .exercise import Answer, Exercise, NotCounted, crashed, numbers_in, right, stopped, wrong
-from .runs import Run, Watch, alike, differs, ends_by_itself, observed, sendable, told
+from .runs import Run, Watch, alike, differs, ends_by_itself, noting_help, observed, sendable, told
 from .seen import in_its_form, in_its_numbers
 
 if TYPE_CHECKING:  # ranks import the engine, and need no matplotlib
@@ -357,8 +357,8 @@ class Asked(Compared):
         does = self._does(cases)
         with World(1, timeout=PATIENCE) as world:
             try:
-                ask = lambda: [sendable(attempt(*case)) for case in cases]
-                mine = Run(cases, [{"values": world.run(ends_by_itself(ask, does("").seconds))[0]}])
+                ask = partial(_asked, attempt, cases, self.reference, bool(self.without))
+                mine = Run(cases, world.run(ends_by_itself(ask, does("").seconds)))
             except RankError as e:
                 mine = Run(cases, [{}], error=e)
         return self.judged(mine, does) or praised(self, mine, does(""))
@@ -381,6 +381,14 @@ class Asked(Compared):
             return Run((), [facts | {"values": [self.reads(v) if self.reads else v for v in values]}])
 
         return of
+
+
+def _asked(attempt: Callable, cases: Sequence[tuple], solution: Callable, also: bool) -> dict:
+    """On a rank: the facts of an attempt."""
+    helped: list[str] = []
+    ask = lambda: [sendable(attempt(*case)) for case in cases]
+    values = noting_help(ask, solution, also, helped)() if attempt is not solution else ask()
+    return {"values": values, "helped": helped}
 
 
 @dataclass(kw_only=True, repr=False)
@@ -430,7 +438,8 @@ class OnRanks(Compared):
         truth = self._known.get((tried, ""))
         try:
             limit = truth and truth.seconds
-            seen = [facts for (facts,) in world.run(observed, watch, attempt, solution=limit)]
+            own = None if attempt is self.reference else self.reference
+            seen = [facts for (facts,) in world.run(observed, watch, attempt, solution=limit, reference=own)]
             return Run(tried, seen, world.traffic, attempt=attempt)
         except RankError as e:
             if attempt is self.reference:
@@ -473,9 +482,10 @@ def _shown(value, most: int) -> str:
 
 def praised(exercise: Compared, mine: Run, truth: Run) -> Answer:
     """The answer to a right attempt: `praise`, and the figures where it is a text."""
-    if callable(exercise.praise):
-        return exercise.praise(mine)
-    return right(exercise.praise, *exercise.figures(mine, truth))
+    praise = exercise.praise
+    answer = praise(mine) if callable(praise) else right(praise, *exercise.figures(mine, truth))
+    answer.helped = mine.helped
+    return answer
 
 
 def _only_on(passed: Sequence[int], run: Run) -> tuple[str, str] | None:

@@ -50,6 +50,7 @@ class Answer:
     figures: list[tuple[str, str, str]] = field(default_factory=list)  # (what, reached, target or '')
     picture: Picture | None = None
     next: tuple[str, str] = "", ""  # after a right one: what comes, and a link to it or ''
+    helped: str = ""  # the name of the course's own function that did the work
 
     def __repr__(self) -> str:
         text = self.text
@@ -149,7 +150,10 @@ class Exercise:
             answer = Answer("crashed", str(e))
         except NotCounted as e:
             answer = Answer("not counted", str(e))
-        if answer.kind == "not counted":
+        if answer.helped:
+            said = f"It calls the course's own `{answer.helped}`, so it is not counted."
+            answer.text = f"{answer.text} {said}"
+        if answer.kind == "not counted" or answer.helped or attempt is self.reference:
             return answer
         passed.note(self.name, None if answer.kind == "right" else answer.misconception or answer.kind)
         if answer.kind == "right":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -69,6 +71,11 @@ class Run:
     def calls(self) -> list[list[tuple[str, str, tuple[int, ...], int]]]:
         """For each rank its collectives in order: (name, how it reduces or '', ranks, how many numbers)."""
         return [facts.get("calls", []) for facts in self.ranks]
+
+    @property
+    def helped(self) -> str:
+        """The name of the course's own function that did the work; '' where none did."""
+        return next((name for facts in self.ranks for name in facts.get("helped", ())), "")
 
     @property
     def kinds(self) -> set[tuple[str, str, tuple[int, ...]]]:
@@ -207,6 +214,28 @@ def ends_by_itself(run: Callable, solution: float | None) -> Callable:
     return limited
 
 
+COURSE = re.compile(r"[/\\\\](three_axes[/\\\\]paper|helpers[/\\\\]toy)[/\\\\]")  # the course's code that solves exercises
+
+
+def noting_help(run: Callable, solution: Callable, also: bool, helped: list[str]) -> Callable:
+    """`run`, which adds to `helped` what it calls of the course: the solution; also: what COURSE names."""
+
+    def noted():
+        def looks(frame, event, _):
+            code = frame.f_code
+            if event == "call" and (code is solution.__code__ or also and COURSE.search(code.co_filename)):
+                helped.append(code.co_name)
+
+        before = sys.getprofile()
+        sys.setprofile(looks)
+        try:
+            return run()
+        finally:
+            sys.setprofile(before)
+
+    return noted
+
+
 _facts: dict = {}  # of this rank's last attempt: kept here, they can be asked for after a crash
 
 
@@ -215,9 +244,11 @@ def told() -> dict:
     return _facts
 
 
-def observed(watch: Callable, *attempts: Callable, solution: float | None = None) -> list[dict]:
+def observed(
+    watch: Callable, *attempts: Callable, solution: float | None = None, reference: Callable | None = None
+) -> list[dict]:
     """On a rank: run the attempts in turn. watch(attempt, facts) fills facts as things happen. solution: as
-    for `ends_by_itself`.
+    for `ends_by_itself`. reference: the solution, whose call is noted.
     """
     global _facts
     of_all = []
@@ -227,7 +258,11 @@ def observed(watch: Callable, *attempts: Callable, solution: float | None = None
     for attempt in attempts:
         _facts, before = {"calls": []}, time.process_time()
         hear(partial(_note, _facts["calls"]))
-        ends_by_itself(partial(watch, attempt, _facts), solution)()
+        run = partial(watch, attempt, _facts)
+        if reference:
+            _facts["helped"] = []
+            run = noting_help(run, reference, False, _facts["helped"])
+        ends_by_itself(run, solution)()
         current.rank.recorder.watch = None
         _facts["seconds"] = time.process_time() - before
         of_all.append(_facts)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from drops.b4.runs import RANKS, RUNS, SHOWN, SLOW, Stopped, odd_one, seed_of, source, stop
 from drops.b4.runs import verdict as verdict
-from helpers.practice import Answer, Asked, Exercise, OnRanks, Run, right, told, wrong
+from helpers.practice import Answer, Asked, Exercise, OnRanks, Run, noting_help, right, told, wrong
 
 from . import cells
 from .cells import deal
@@ -171,8 +171,9 @@ def diagnoses():
 
 
 def _diagnosed(attempt) -> Answer:
+    helped: list[str] = []
     try:
-        known = attempt()
+        known = noting_help(attempt, truth, False, helped)()
     except Exception as e:  # noqa: BLE001  the reader's code
         return Answer("crashed", f"{type(e).__name__}: {e}")
     if malformed := _malformed(known):
@@ -190,11 +191,13 @@ def _diagnosed(attempt) -> Answer:
             again = "The ranks are now dealt anew: run ward = b4.ward() and look again."
             return wrong(name, f"Run {number}: {text} {again}")
     all_ = len(RUNS) - 1
-    return right(
+    answer = right(
         f"{len(known)} of {all_} runs named. "
         + ("The others wait for you." if len(known) < all_ else "The ward is empty."),
         *((f"run {n}", f"rank {rank}, line {line}: {cause}", "") for n, (rank, line, cause) in known.items()),
     )
+    answer.helped = helped[0] if helped else ""
+    return answer
 
 
 def _malformed(answered) -> str:

@@ -251,10 +251,10 @@ def _indices(reply) -> tuple[int, int]:
 
 
 def _first_unfit(run: Run, _) -> tuple[str, str] | None:
-    for (case, (fits, why, _)), (answer, reason) in zip(QUICK.items(), run.values):
+    for (case, (fits, _, (params, *_))), (answer, reason) in zip(QUICK.items(), run.values):
         if answer not in fits:
             name = "more than needed" if 0 in fits else "another axis than needed"
-            return name, f"{case}: not {ANSWERS[answer]!r}. {why}"
+            return name, f"{case}: not {ANSWERS[answer]!r}. Its states are {16 * params / 1e9:,.0f} GB."
         if reason not in fits[answer]:
             said = f"{case}: {ANSWERS[answer]!r} is right, but not because {REASONS[reason]}."
             return "right for another reason", said
@@ -264,9 +264,9 @@ def _first_unfit(run: Run, _) -> tuple[str, str] | None:
 def _as_sizes(run: Run) -> Answer:
     """Praise, with d·t·p of each case and the bytes of states on a GPU."""
     lines = []
-    for case, (*_, (params, d, t, p, zero)) in QUICK.items():
+    for case, (_, why, (params, d, t, p, zero)) in QUICK.items():
         size = sum(states(params / (t * p), d, zero).values())
-        lines.append((case, f"{d}·{t}·{p}, {human(size)} of states a GPU", ""))
+        lines.append((case, f"{d}·{t}·{p}, {human(size)} of states a GPU. {why}", ""))
     return right(
         "Four cases, and four reasons that would stand in a meeting. As sizes d·t·p, whose product is the"
         " number of GPUs:",
