@@ -317,7 +317,7 @@ class Compared(Exercise):
                 try:
                     facts["values"][i] = self.reads(got) if self.reads else _as(right_, got)
                 except UNREADABLE as e:
-                    if seen := in_its_form(got, right_, self.alike):
+                    if seen := in_its_form(got, right_, mine.n, self.alike):
                         return wrong(seen[0], f"{seen[1]} {row.advice}")
                     said = f"{e}." if isinstance(e, Form) else f"You return {_shown(got, 200)}."
                     at = f"On {mine.n} ranks, rank {rank}: " if mine.n > 1 else mine.asked(i)

@@ -15,8 +15,8 @@ Seen = tuple[str, str] | None  # a name, and what was seen in a sentence or two
 # -- another form than the solution's -------------------------------------------------------------
 
 
-def in_its_form(got, wanted, alike: Callable) -> Seen:
-    """What an answer is that has another form than the solution's `wanted`; None where it is not known."""
+def in_its_form(got, wanted, n: int, alike: Callable) -> Seen:
+    """What an answer on n ranks is that has another form than the solution's `wanted`; None: not known."""
     if isinstance(got, NoValue):
         return got.name, got.advice
     if not isinstance(wanted, torch.Tensor):
@@ -39,6 +39,19 @@ def in_its_form(got, wanted, alike: Callable) -> Seen:
             if _same_numbers(one, wanted, alike):
                 said = f"You return {got.numel()} numbers. What is asked for is their {name}."
                 return f"numbers whose {name} is asked for", said
+    return _part_or_whole(got.shape, wanted.shape, n)
+
+
+def _part_or_whole(got: Sequence[int], wanted: Sequence[int], n: int) -> Seen:
+    """Of n ranks' parts, along one dimension."""
+    off = [i for i, (a, b) in enumerate(zip(got, wanted)) if a != b]
+    if n == 1 or len(got) != len(wanted) or len(off) != 1:
+        return None
+    shapes = f"You return {tuple(got)}, where {tuple(wanted)} is asked for"
+    if got[off[0]] == n * wanted[off[0]]:
+        return "the whole, not this rank's part", f"{shapes}: {n} times as much in dimension {off[0]}."
+    if n * got[off[0]] == wanted[off[0]]:
+        return "a part, not the whole", f"{shapes}: 1/{n} of it in dimension {off[0]}."
     return None
 
 

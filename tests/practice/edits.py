@@ -1,4 +1,4 @@
-"""Natural attempts as changes of a solution, each in a line."""
+"""Natural attempts: changes of a solution, each in a line, or functions of their own."""
 
 import inspect
 import textwrap
@@ -9,5 +9,7 @@ from helpers.practice.engine import compiled
 
 
 def edited(solution: Callable, edit: str) -> Callable:
-    """The solution, `changed` by an edit."""
+    """The solution, `changed` by an edit; or the function that stands in its place, from 'def' on."""
+    if edit.startswith("def "):
+        return compiled(edit, solution)
     return compiled(changed(textwrap.dedent(inspect.getsource(solution)), edit, solution.__name__), solution)

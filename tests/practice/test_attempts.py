@@ -2,7 +2,8 @@
 that are none of its own edits, and what the check says. No mistake passes, none is given a name that is not
 its own, most have one; and what is right, though written otherwise, passes.
 
-change: as an edit of an exercise, `text => other text`; several are parted by ` & `, and ⏎ ends a line.
+change: as an edit of an exercise, `text => other text`; several are parted by ` & `, and ⏎ ends a line. Or a
+whole function, where it is written in another way than the solution.
 told: the mistake's name; (observed) where the check says what it saw, and no name; (crashed) where it gives
 the ranks' own report; (right).
 """

@@ -164,10 +164,27 @@ def diagnoses():
 
     rank: whose doing it is. line: of the script, where this rank parts from the others. cause: of b4.CAUSES.
     """
+    from collections import Counter
+
     from drops import b4
 
-    # What the clinic itself noted when it dealt the ranks.
-    return {run: b4.truth(run) for run in (1, 2, 3)}
+    def odd(stopped):
+        # The last number of each rank, and the name under it: three of four have the same.
+        last = {}
+        for rank, record in stopped.dumps.items():
+            entry = record["entries"][-1]
+            last[rank] = entry["collective_seq_id"], entry["profiling_name"]
+        (most, _), *_ = Counter(last.values()).most_common()
+        return next(rank for rank in last if last[rank] != most)
+
+    # Read in each script: the line that can send one rank another way, and what it depends on.
+    read = {
+        1: (7, "a branch on one rank's data"),  # y of this rank's batch
+        2: (10, "a save on one rank only"),  # rank == writer
+        3: (11, "an exception swallowed"),  # this rank goes to the barrier without its all_reduce
+    }
+    ward = b4.ward()
+    return {run: (odd(ward[run]), *read[run]) for run in read}
 
 
 def _diagnosed(attempt) -> Answer:

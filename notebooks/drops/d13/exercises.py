@@ -236,11 +236,17 @@ QUICK = {
 
 def quick(case):
     """(answer, reason) for a case: one of d13.ANSWERS and one of d13.REASONS."""
-    from drops.d13 import ANSWERS, QUICK, REASONS
+    from drops.d13 import ANSWERS, REASONS
 
-    # 16 bytes a parameter, against a GPU of 80 GB, then a node of eight; and what the team would not change.
-    answer, reason = [(0, 2), (1, 3), (2, 0), (3, 1)][list(QUICK).index(case)]
-    return ANSWERS[answer], REASONS[reason]
+    gpu, node = 80, 8 * 80
+    states = 16 * int(case.partition("B")[0])  # GB, at 16 bytes a parameter
+    if "will not change" in case:
+        return ANSWERS[3], REASONS[1]  # TP and PP cut the model's own code
+    if states < gpu / 2:
+        return ANSWERS[0], REASONS[2]
+    if states < node:
+        return ANSWERS[1], REASONS[3]
+    return ANSWERS[2], REASONS[0]
 
 
 def _indices(reply) -> tuple[int, int]:
