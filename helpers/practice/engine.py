@@ -306,7 +306,7 @@ class Compared(Exercise):
     def _form(self, mine: Run, truth: Run) -> Answer | None:
         """What is wrong with the form of an answer. Values are read here."""
         row = next((row for row in self.rows if "form" in row.parts), Mistake("another form"))
-        empty = [r for r, facts in enumerate(mine.ranks) if facts["values"][:1] == [None]]
+        empty = [r for r, facts in enumerate(mine.ranks) if any(one is None for one in facts["values"])]
         for rank, (facts, wanted) in enumerate(zip(mine.ranks, truth.ranks)):
             for i, (got, right_) in enumerate(zip(facts["values"], wanted["values"])):
                 if got is None and right_ is not None:
@@ -336,7 +336,7 @@ class Compared(Exercise):
                 text = f"{where}{_said(row, shown)}\n\n{mine.error.report}"
                 return Answer("crashed", text, row.name)
         answer = _all_do_the_same(mine) or crashed(mine.error)
-        written = numbers_in(mine.attempt).intersection(passed) if mine.attempt else ()
+        written = any(n in numbers_in(mine.attempt) for n in passed if n > 2)  # 2 is in many that are right
         if (written or not answer.misconception) and (seen := _only_on(passed, mine)):
             return Answer("crashed", f"{where}{seen[1]}\n\n{answer.text}", seen[0])
         return answer
@@ -493,13 +493,12 @@ def _only_on(passed: Sequence[int], run: Run) -> tuple[str, str] | None:
     others = sorted({n for n in passed if n != run.n})
     if not others:
         return None
-    listed = " and ".join(map(str, others))
+    listed = " and ".join(filter(None, [", ".join(map(str, others[:-1])), str(others[-1])]))
     written = [n for n in others if n in numbers_in(run.attempt)]
-    said = f"Your code has the number {written[0]} in it. " if written else ""
-    return (
-        f"right on {listed} ranks, not on {run.n}",
-        f"On {listed} ranks it was right. {said}What is as it is only there? world_size says how many there are.",
-    )
+    said = f"On {listed} ranks it was right. "
+    said += f"Your code has the number {written[0]} in it. " if written else ""
+    said += "What is as it is only there? world_size says how many there are."
+    return f"right on {listed} ranks, not on {run.n}", said
 
 
 class Form(TypeError):

@@ -214,7 +214,9 @@ def ends_by_itself(run: Callable, solution: float | None) -> Callable:
     return limited
 
 
-COURSE = re.compile(r"[/\\\\](three_axes[/\\\\]paper|helpers[/\\\\]toy)[/\\\\]")  # the course's code that solves exercises
+COURSE = re.compile(
+    r"[/\\\\](three_axes[/\\\\]paper|helpers[/\\\\]toy)[/\\\\]"
+)  # the course's code that solves exercises
 
 
 def noting_help(run: Callable, solution: Callable, also: bool, helped: list[str]) -> Callable:
@@ -276,7 +278,7 @@ def _note(calls: list, call) -> None:
 
 
 def hear(listen: Callable) -> None:
-    """On a rank: until the attempt has ended, listen(call) too is told of each collective before it begins."""
+    """On a rank: until the attempt has ended, listen(call) is told of each collective before it begins."""
     others = current.rank.recorder.watch
 
     def all_(call):

@@ -24,14 +24,20 @@ def in_its_form(got, wanted, n: int, alike: Callable) -> Seen:
     if isinstance(got, (list, tuple)) and got and all(isinstance(one, torch.Tensor) for one in got):
         whole = torch.cat([one.flatten() for one in got])
         if _same_numbers(whole, wanted, alike):
-            return "a list of tensors", "You return the right numbers in a list. torch.cat makes one tensor of it."
+            return (
+                "a list of tensors",
+                "You return the right numbers in a list. torch.cat makes one tensor of it.",
+            )
         return None
     if not isinstance(got, torch.Tensor):
         return None
     if _same_numbers(got, wanted, alike):
         if got.shape != wanted.shape:
             shapes = f"{tuple(wanted.shape)}, not {tuple(got.shape)}"
-            return "the right numbers in another shape", f"The numbers are right. The shape should be {shapes}."
+            return (
+                "the right numbers in another shape",
+                f"The numbers are right. The shape should be {shapes}.",
+            )
         types = f"{wanted.dtype}, not {got.dtype}".replace("torch.", "")
         return "the right numbers in another type", f"The numbers are right. Their type should be {types}."
     if wanted.numel() == 1 and got.numel() > 1:
@@ -109,7 +115,7 @@ class _Looks:
         bad = [not bool(a.isfinite().all()) for a, b in self.pairs if b.isfinite().all()]
         if not any(bad):
             return None
-        said = "There is an inf or a nan in it. A division by 0, the log of 0 and exp of a large number make them."
+        said = "There is an inf or a nan in it: from a division by 0, the log of 0, or exp of a large number."
         return "inf or nan", said
 
     def as_given(self) -> Seen:
@@ -129,7 +135,10 @@ class _Looks:
             )
             return "nothing was written", said
         many = max(int(wrong.sum()) for wrong in off)
-        return "a part left as it was", f"{many} of {off[0].numel()} numbers of a rank are as they were given."
+        return (
+            "a part left as it was",
+            f"{many} of {off[0].numel()} numbers of a rank are as they were given.",
+        )
 
     def nothing_exchanged(self) -> Seen:
         if self.mine.kinds or not self.truth.kinds or self.n == 1:
@@ -196,11 +205,17 @@ class _Looks:
         if len(more) != 1 or len(less) != 1 or "avg" in more or more.total() != less.total():
             return None
         (took,), (meant,) = more, less
-        return f"{took} where {meant} is meant", f"dist.all_reduce takes the {took} in one place, not the {meant}."
+        return (
+            f"{took} where {meant} is meant",
+            f"dist.all_reduce takes the {took} in one place, not the {meant}.",
+        )
 
     def many_numbers(self) -> Seen:
         """In one collective, of which the solution needs no large one."""
-        most = [max((one[3] for calls in run.calls for one in calls), default=0) for run in (self.mine, self.truth)]
+        most = [
+            max((one[3] for calls in run.calls for one in calls), default=0)
+            for run in (self.mine, self.truth)
+        ]
         if not 2 * most[1] < most[0]:
             return None
         return "more numbers than needed", f"A collective of yours has {most[0]:,} numbers. Fewer are enough."
@@ -230,7 +245,9 @@ class _Looks:
             return None
         if len({len(value) for value in (*values, *right)}) != 1 or not 1 < len(right[0]) <= 6:
             return None
-        off = [i for i in range(len(right[0])) if not self.alike([v[i] for v in values], [v[i] for v in right])]
+        off = [
+            i for i in range(len(right[0])) if not self.alike([v[i] for v in values], [v[i] for v in right])
+        ]
         if len(off) == len(right[0]):
             return None
         said = f"Of what you return only {_places(off, len(right[0]))} is not right."
@@ -247,7 +264,10 @@ class _Looks:
             return None
         if not torch.allclose(sort(a for a, _ in self.pairs), sort(b for _, b in self.pairs), rtol=1e-4):
             return None
-        return "the right numbers in other places", "All right numbers are there, and not where they should be."
+        return (
+            "the right numbers in other places",
+            "All right numbers are there, and not where they should be.",
+        )
 
     def disagree(self) -> Seen:
         ranks = range(1, self.n)
@@ -270,7 +290,7 @@ class _Looks:
 
 
 def _times(got: torch.Tensor, wanted: torch.Tensor) -> float | None:
-    """What `wanted` is to be multiplied by, to become `got`; 0.0 where both are 0, None where no factor does."""
+    """The factor with which `wanted` becomes `got`; 0.0 where both are 0, None where no factor does."""
     size = float(wanted.norm())
     if not size:
         return None if got.any() else 0.0
@@ -285,7 +305,10 @@ def _called(times: float, n: int) -> Seen:
         return "the wrong sign", "Every number has the wrong sign."
     if n > 1 and near(n):
         said = f"Every number is {n} times what it should be, once for each rank."
-        return "n times too large", f"{said} Is it summed where a mean is meant, or multiplied once too often?"
+        return (
+            "n times too large",
+            f"{said} Is it summed where a mean is meant, or multiplied once too often?",
+        )
     if n > 1 and near(1 / n):
         said = f"Every number is 1/{n} of what it should be, on {n} ranks."
         return "n times too small", f"{said} Is it divided by the ranks once too often?"

@@ -303,8 +303,8 @@ mesh = OnRanks(
     shard_model,
     minutes=8,
     hints=[
-        "Draw the four ranks as a table of two rows, a row for each node. Along which direction are weights cut,"
-        " and along which are they copied?",
+        "Draw the four ranks as a table of two rows, a row for each node. Along which direction are weights"
+        " cut, and along which are they copied?",
         "init_device_mesh takes the table's shape, and a name for each dimension. The last dimension is"
         " innermost: neighbours. fully_shard copies along the first dimension of a mesh, and cuts along the"
         " second.",

@@ -202,7 +202,8 @@ share = Asked(
     hints=[
         "Draw two stages and two microbatches. For how long does the last stage wait at the beginning, and"
         " for how long the first one at the end?",
-        "Count a forward and its backward together as one. How many of them does a stage work, whatever p is?",
+        "Count a forward and its backward together as one. How many of them does a stage work, whatever p"
+        " is?",
         "The last stage starts p − 1 forwards late. After its last backward p − 1 more follow, one on each"
         " stage before it. The whole is its work and these. Which part of the whole is idle?",
     ],
