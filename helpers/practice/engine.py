@@ -53,7 +53,7 @@ from tqdm.auto import tqdm
 from three_axes.table import human
 
 from ..ranks import RankError, World
-from .exercise import Answer, Exercise, NotCounted, crashed, numbers_in, right, stopped, wrong
+from .exercise import Answer, Exercise, NotCounted, crashed, names_in, numbers_in, right, stopped, wrong
 from .runs import Run, Watch, alike, differs, ends_by_itself, noting_help, observed, sendable, told
 from .seen import in_its_form, in_its_numbers
 
@@ -67,6 +67,8 @@ UNREADABLE = TypeError, ValueError, LookupError, AttributeError, ArithmeticError
 # Seconds by the clock, for an attempt as for what is the course's own. A hang is proven before, and what
 # computes without end has used its processor time before (`runs.ends_by_itself`): this is for the rest.
 PATIENCE = 60
+# Names without which no attempt on ranks comes to a solution of the course.
+REACHES = {"reference", "getattr", "vars", "globals", "drops", "import_module", "__import__"}
 # "values", "cut" or "gradients" part, and neither a row nor what is seen says more: how that is called.
 UNNAMED = {
     "values": "another answer than the solution's",
@@ -438,7 +440,8 @@ class OnRanks(Compared):
         truth = self._known.get((tried, ""))
         try:
             limit = truth and truth.seconds
-            own = None if attempt is self.reference else self.reference
+            may = attempt is not self.reference and names_in(attempt) & REACHES  # looking takes its time
+            own = self.reference if may else None
             seen = [facts for (facts,) in world.run(observed, watch, attempt, solution=limit, reference=own)]
             return Run(tried, seen, world.traffic, attempt=attempt)
         except RankError as e:

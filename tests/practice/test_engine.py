@@ -157,15 +157,16 @@ def judged(attempt) -> Answer | None:
 def test_what_parts_is_named_in_the_order_of_the_rows():
     assert judged(lambda a, b: a * b) is None and judged(lambda a, b: float(a * b)) is None
     assert judged(lambda a, b: a + b).figures == [("area", "5", "6")]
+    some = lambda said: ("right for some inputs alone", said)
     for attempt, name, text in (
-        (lambda a, b: a + b, UNNAMED["values"], "you return 5.0. That is too small."),
-        (lambda a, b: 6, UNNAMED["values"], "you return 6.0. That is too small."),
+        (lambda a, b: a + b, *some("you return 5.0. That is too small.")),
+        (lambda a, b: 6, *some("you return 6.0. That is too small.")),
         (lambda a, b: 100, "too large", "You say 100. Look again."),
         (lambda a, b: None, "nothing returned", "Your function returned None. Give a number."),
         (lambda a, b: "six", "no number", "You return 'six'. Give a number."),
     ):
         said = judged(attempt)
-        assert (said.kind, said.misconception, said.text) == ("wrong", name, text)
+        assert (said.kind, said.misconception) == ("wrong", name) and said.text.startswith(text), said
 
 
 def test_a_rank_is_asked_and_a_crash_has_the_name_of_its_pattern():
@@ -271,25 +272,34 @@ def not_waited(x):
 @pytest.mark.parametrize(
     "attempt, name, text",
     [
-        (lambda x: 3 * toy.copy_to_tp(x) - x.detach(), UNNAMED["gradients"], "the output is right, the"),
+        (lambda x: 3 * toy.copy_to_tp(x) - x.detach(), "right but for a factor", "the output is right, the"),
         (lambda x: 3 * x, "thrice", "On 2 ranks: Twice was asked."),
         (lambda x: x + x, "not summed", "On 2 ranks: Sum it."),
         (lambda x: (2 * x).detach(), "cut off", "autograd cannot get from it back"),
-        (lambda x: 5 * x, UNNAMED["values"], "On rank 0 its length is 2.50 times what it should be, and it"),
+        (lambda x: 5 * x, "right but for a factor", "Every number is 2.5 times what it should be."),
+        (lambda x: 4 * x, "n times too large", "2 times what it should be, once for each rank"),
+        (lambda x: x, "n times too small", "1/2 of what it should be"),
+        (lambda x: -2 * x, "the wrong sign", ""),
+        (lambda x: 2 * x / 0, "inf or nan", "an inf or a nan"),
+        (lambda x: (2 + dist.get_rank()) * x, "right but for a factor", "on each rank another"),
         (
-            lambda x: (2 + dist.get_rank()) * x,
-            UNNAMED["values"],
-            "On rank 1 its length is 1.50 times what it",
+            lambda x: 2 * x + dist.get_rank() * x**2 * torch.arange(4),
+            "right on some ranks alone",
+            "Rank 0 has",
         ),
-        (lambda x: x[:2], "no tensor", "ranks, rank 0: you return float32 of (2,), and float32 of (4,)"),
-        (lambda x: (2 * x).half(), "no tensor", "float16 of (4,)"),
+        (lambda x: x[:2], "a part, not the whole", "1/2 of it in dimension 0"),
+        (lambda x: torch.cat([x, x]), "the whole, not this rank's part", "2 times as much"),
+        (lambda x: (2 * x).half(), "the right numbers in another type", "float32, not float16"),
+        (lambda x: 2 * x.reshape(2, 2), "the right numbers in another shape", "(4,), not (2, 2)"),
+        (lambda x: list(2 * x), "a list of tensors", "torch.cat"),
+        (lambda x: None if dist.get_rank() else 2 * x, "returned on some ranks alone", "None: 1."),
         (lambda x: 2 * x.double(), "not summed", ""),
         (lambda x: [2.0] * 4, "no tensor", "you return a builtins.list"),
         (lambda x: print(end=""), "nothing returned", "A tensor is wanted."),
         (called_twice, "too many calls", "On 2 ranks: One is enough."),
         (sends_more, "too many bytes", "On 2 ranks: Fewer will do."),
         (not_waited, "a message nobody waits for", "nobody waited for it"),
-        (lambda x: (i for i in x), None, "your function returned 'generator'"),
+        (lambda x: (i for i in x), "a generator where a value is asked for", "list(…) makes a list of it"),
         (doubled, None, "Right."),
         (lambda x: toy.copy_to_tp(2 * x), None, "Right."),
     ],
