@@ -157,10 +157,9 @@ def judged(attempt) -> Answer | None:
 def test_what_parts_is_named_in_the_order_of_the_rows():
     assert judged(lambda a, b: a * b) is None and judged(lambda a, b: float(a * b)) is None
     assert judged(lambda a, b: a + b).figures == [("area", "5", "6")]
-    some = lambda said: ("right for some inputs alone", said)
     for attempt, name, text in (
-        (lambda a, b: a + b, *some("you return 5.0. That is too small.")),
-        (lambda a, b: 6, *some("you return 6.0. That is too small.")),
+        (lambda a, b: a + b, UNNAMED["values"], "you return 5.0. That is too small."),
+        (lambda a, b: 6, "right for some inputs alone", "you return 6.0. That is too small."),
         (lambda a, b: 100, "too large", "You say 100. Look again."),
         (lambda a, b: None, "nothing returned", "Your function returned None. Give a number."),
         (lambda a, b: "six", "no number", "You return 'six'. Give a number."),
@@ -190,6 +189,7 @@ def ones(rank, n):
     return [(torch.ones(4, requires_grad=True),)]
 
 
+met = toy.copy_to_tp
 on_two = partial(OnRanks, hints=["One."], minutes=1, tries=((2,),), praise="Right.")
 summed = on_two(
     "the gradient summed",
@@ -276,14 +276,14 @@ def not_waited(x):
         (lambda x: 3 * x, "thrice", "On 2 ranks: Twice was asked."),
         (lambda x: x + x, "not summed", "On 2 ranks: Sum it."),
         (lambda x: (2 * x).detach(), "cut off", "autograd cannot get from it back"),
-        (lambda x: 5 * x, "right but for a factor", "Every number is 2.5 times what it should be."),
-        (lambda x: 4 * x, "n times too large", "2 times what it should be, once for each rank"),
-        (lambda x: x, "n times too small", "1/2 of what it should be"),
-        (lambda x: -2 * x, "the wrong sign", ""),
-        (lambda x: 2 * x / 0, "inf or nan", "an inf or a nan"),
-        (lambda x: (2 + dist.get_rank()) * x, "right but for a factor", "on each rank another"),
+        (lambda x: 5 * met(x), "right but for a factor", "Every number is 2.5 times what it should be."),
+        (lambda x: 4 * met(x), "n times too large", "2 times what it should be, once for each rank"),
+        (lambda x: 1 * met(x), "n times too small", "1/2 of what it should be"),
+        (lambda x: -2 * met(x), "the wrong sign", ""),
+        (lambda x: 2 * met(x) / 0, "inf or nan", "an inf or a nan"),
+        (lambda x: (2 + dist.get_rank()) * met(x), "right but for a factor", "on each rank another"),
         (
-            lambda x: 2 * x + dist.get_rank() * x**2 * torch.arange(4),
+            lambda x: 2 * met(x) + dist.get_rank() * x**2 * torch.arange(4),
             "right on some ranks alone",
             "Rank 0 has",
         ),
