@@ -4,7 +4,7 @@ from three_axes.doors import door
 
 __getattr__, __dir__ = door(
     __name__,
-    comparing=["decision_tree", "loss_curves", "ranking", "scaling", "waterfall"],
+    comparing=["decision_tree", "layouts", "loss_curves", "ranking", "scaling", "waterfall"],
     cutting=["cube", "cuts", "matrix_cuts"],
     explore=["Explorer", "memory", "schedule_title", "schedules", "stages_of"],
     gantt=["panel", "timeline"],

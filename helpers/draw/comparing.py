@@ -192,3 +192,73 @@ def ranking(plan, rows: int = 8) -> Picture:
     )
     tied = f"Up to {tie:.2f} s they tie."
     return Picture(figure, f"The best layouts, fastest first: {'; '.join(words)}. {tied}")
+
+
+# Terms of a step, as `ranking` colours them; who waits, in a bubble, is drawn empty.
+TERMS = {
+    "compute": ("#B5B5B5", ""),
+    "TP": ("#E69F00", HATCH),
+    "bubble": (PAPER, ""),
+    "DP": ("#009E73", "...."),
+    "sends": ("#0072B2", HATCH),
+}
+
+
+@styled
+def layouts(
+    rows: dict[str, tuple[dict[str, float], float]],
+    marks: dict[str, tuple[float, float]],
+    card: float,
+    room: float,
+    whose: tuple[str, str],
+) -> Picture:
+    """Bars of seconds beside bars of bytes, a row for each layout: those that fit first, fastest first.
+
+    rows: name -> (seconds by term of TERMS, bytes on the fullest GPU). marks: name -> (seconds, bytes) by
+    another model, drawn as a line across the bar. card: bytes of a GPU; room: of them what a layout may take.
+    whose: what the bars are, and what the marks.
+    """
+    seconds = {name: sum(parts.values()) for name, (parts, _) in rows.items()}
+    rank = lambda name: (rows[name][1] > card, seconds[name])
+    order, words = sorted(rows, key=rank), []
+    best = next((name for name in order if rows[name][1] <= room), None)
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(9.6, 0.44 * len(rows) + 1.15), width_ratios=(2.3, 1), sharey=True
+    )
+    longest, held = max(seconds.values()), max(size for _, size in rows.values()) / 1e9
+    for y, name in enumerate(order):
+        parts, size = rows[name]
+        out, base = size > card, 0.0
+        for part, (colour, hatch) in TERMS.items():
+            look = {"color": colour, "hatch": hatch, "alpha": 0.35 if out else 1.0}
+            label = part if y == 0 else None
+            edge = INK if colour == PAPER else PAPER
+            left.barh(y, parts[part], 0.66, left=base, label=label, edgecolor=edge, linewidth=0.8, **look)
+            base += parts[part]
+        does = "does not fit" if out else "tight" if size > room else ""
+        bold = {"fontweight": "bold"} if name == best else {"color": "#6a6a6a"} if out else {}
+        paper = dict(facecolor=PAPER, lw=0, pad=1)
+        said = f"{seconds[name]:.1f} s" + f", {does}" * bool(does)
+        left.text(base + 0.014 * longest, y, said, va="center", fontsize=10, bbox=paper, **bold)
+        colour = "#D55E00" if out else "#E69F00" if size > room else "#777777"
+        right.barh(y, size / 1e9, 0.66, color=colour, edgecolor=PAPER)
+        end = max(size, marks.get(name, (0, 0))[1]) / 1e9 + 0.02 * held
+        right.text(end, y, f"{size / 1e9:.0f}", va="center", fontsize=10, bbox=paper, **bold)
+        words.append(f"{name}: {said}, {size / 1e9:.0f} GB")
+        for ax, mark in zip((left, right), marks.get(name, ())):
+            at = mark if ax is left else mark / 1e9
+            ax.plot([at, at], [y - 0.44, y + 0.44], color=INK, lw=2, solid_capstyle="butt")
+    name_rows(left, order)
+    for label, name in zip(left.get_yticklabels(), order):
+        label.set(fontweight="bold" if name == best else "normal")
+    right.axvline(card / 1e9, color="#D55E00", lw=1.8, ls="--")
+    right.axvline(room / 1e9, color=INK, lw=1, ls=":")
+    left.set(xlabel=f"seconds of a step; bars: {whose[0]}, lines: {whose[1]}", xlim=(0, 1.25 * longest))
+    right.set(xlabel=f"GB on the fullest GPU; it has {card / 1e9:.0f}", xlim=(0, 1.15 * held))
+    right.tick_params(axis="y", length=0, labelleft=False)
+    figure.legend(loc="outside upper left", ncols=len(TERMS), fontsize=10)
+    return Picture(
+        figure,
+        f"Layouts, those that fit first, fastest first, by {whose[0]}. {'; '.join(words)}. The GPU has"
+        f" {card / 1e9:.0f} GB; with a tenth free, {room / 1e9:.0f}.",
+    )

@@ -55,6 +55,12 @@ def file(folder: Path) -> Path | None:
     return Path(named or folder / "progress.json") if is_kept() else None
 
 
+def beside(name: str) -> Path | None:
+    """A file of the reader's own, in the folder of the progress file; None where no progress is kept."""
+    path = file(Path.cwd())
+    return path and path.with_name(name)
+
+
 def is_kept() -> bool:
     """False where THREE_AXES_PROGRESS is "": notebooks are run for tests, or to store their outputs."""
     return os.environ.get("THREE_AXES_PROGRESS") != ""

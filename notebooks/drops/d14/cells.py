@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 from drops import d13
 from three_axes.plan import (
     CLUSTERS,
     FRAMEWORKS,
+    HEADROOM,
     Job,
     Layout,
     Plan,
@@ -17,13 +19,14 @@ from three_axes.plan import (
     calls,
     estimate,
     find_model,
-    of_your_source,
     plan,
-    states,
     traced_job,
 )
 from three_axes.table import Table, human
 from three_axes.trace import Trace, trace
+
+if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
+    from helpers.draw import Picture
 
 MODEL, CLUSTER, GPUS, BATCH, SEQ = find_model("llama-3-70b"), CLUSTERS["dgx-h100"], 64, 128, 8192
 
@@ -31,100 +34,198 @@ MODEL, CLUSTER, GPUS, BATCH, SEQ = find_model("llama-3-70b"), CLUSTERS["dgx-h100
 @cache
 def the_plan() -> Plan:
     """Llama-3-70B on 64 H100s in eight nodes, 128 sequences of 8192 tokens in a step, on the three axes of
-    the course.
+    the course, under Megatron-LM, which sums gradients in float32 with bfloat16 (arguments.py at d98e8a6).
+    """
+    return plan(Job(MODEL, CLUSTER, BATCH, SEQ, FRAMEWORKS["megatron-lm"]), gpus=GPUS, cp=1)
 
-    As Megatron Bridge trains (TP's traffic hides), but with gradients summed in float32: Megatron-LM's
-    default for bfloat16 (arguments.py at d98e8a6), which NVIDIA's benchmarks switch off.
+
+# The job as a cost model sees it, a GPU's bytes, and those of them that a layout may take: the planner leaves
+# a tenth free.
+JOB = d13.as_written(the_plan().job, Layout())[0]
+CARD, ROOM = CLUSTER.device.memory, (1 - HEADROOM) * CLUSTER.device.memory
+THUMB = d13.Cut(4, 8, 2)  # TP fills the node, as few stages as fit, DP on top
+CUTS = (
+    THUMB,
+    d13.Cut(8, 8, 1),
+    d13.Cut(2, 16, 2),
+    d13.Cut(4, 4, 4, v=5),
+    d13.Cut(2, 4, 8),
+    d13.Cut(2, 4, 8, v=5),
+    d13.Cut(8, 2, 4),
+    d13.Cut(64, 1, 1, b=2, zero=3, again=1),
+)
+
+
+def whose(cost: Callable) -> str:
+    """Whose lines a cost model has; a bare function is the reader's."""
+    return getattr(cost, "whose", "your lines")
+
+
+def shown(cut: d13.Cut) -> str:
+    """A layout's name in tables and pictures."""
+    name = f"FSDP {cut.d}, recompute" if cut.zero == 3 and cut.again and cut.t * cut.p == 1 else str(cut)
+    return name + ", rule of thumb" * (cut == THUMB)
+
+
+def fastest(cost: Callable, job: d13.Given, cuts: Iterable[d13.Cut] = CUTS) -> d13.Cut:
+    """Of the layouts that divide the batch and leave a tenth of the GPU free, the one with least seconds."""
+    whole = [cut for cut in cuts if job.batch % (cut.d * cut.b) == 0]
+    fits = [cut for cut in whole if cost(job, cut).memory <= ROOM]
+    return min(fits, key=lambda cut: cost(job, cut).seconds)
+
+
+def table(cost: Callable, mine: d13.Cut) -> Table:
+    """Seconds and bytes of CUTS and of `mine` by a cost model, those that fit first, fastest first."""
+    made = {cut: cost(JOB, cut) for cut in dict.fromkeys([mine, *CUTS])}
+    rows = []
+    for cut, c in sorted(made.items(), key=lambda row: (row[1].memory > CARD, row[1].seconds)):
+        free = (CARD - c.memory) / 1e9
+        fits = "does not fit" if free < 0 else f"tight, {free:.0f} GB free" if c.memory > ROOM else "fits"
+        rows.append([shown(cut), f"{c.seconds:.1f} s", f"{c.memory / 1e9:.0f} GB", fits])
+    return Table(["DP · TP · PP", "a step", "the fullest GPU", ""], rows, title=f"By {whose(cost)}")
+
+
+def planned(cut: d13.Cut, of: Plan | None = None) -> tuple[float, float]:
+    """(seconds, bytes on the fullest GPU) of a layout by the planner."""
+    e = estimate((of or the_plan()).job, d13.layout_of(cut))
+    return e.step_seconds, e.memory_bytes
+
+
+def picture(cost: Callable, mine: d13.Cut) -> Picture:
+    """The rows of `table` as bars, with the planner's seconds and bytes as lines."""
+    from helpers import draw
+
+    cuts = list(dict.fromkeys([mine, *CUTS]))
+    rows = {shown(cut): (_terms(cost(JOB, cut)), cost(JOB, cut).memory) for cut in cuts}
+    marks = {shown(cut): planned(cut) for cut in cuts}
+    return draw.layouts(rows, marks, CARD, ROOM, (whose(cost), "the planner"))
+
+
+def _terms(c: d13.Cost) -> dict[str, float]:
+    return {"compute": c.compute, "TP": c.tp, "bubble": c.bubble, "DP": c.dp, "sends": c.sends}
+
+
+CHANGES = {
+    "as asked": {},
+    "half the network between nodes": {"R": JOB.R / 2},
+    "a quarter of the batch": {"batch": JOB.batch // 4},
+}
+
+
+def changes(cost: Callable) -> Table:
+    """What is the fastest that fits when the job changes, beside the rule of thumb."""
+    rows = []
+    for what, changed in CHANGES.items():
+        job = JOB._replace(**changed)
+        best = fastest(cost, job)
+        seconds = (f"{cost(job, cut).seconds:.2f} s" for cut in (fastest(cost, JOB), THUMB))
+        rows.append([what, str(best), *seconds])
+    now = str(fastest(cost, JOB))
+    return Table(["the job", "the fastest that fits", now, f"{THUMB}, rule of thumb"], rows)
+
+
+def defended(cost: Callable) -> str:
+    """The four parts of a defence of the fastest layout, in sentences whose figures are computed here."""
+    best = fastest(cost, JOB)
+    c, thumb, layout = cost(JOB, best), cost(JOB, THUMB), d13.layout_of(best)
+    strides = {"TP": (best.t, 1), "DP": (best.d, best.t), "PP": (best.p, best.t * best.d)}
+    far = [axis for axis, (ranks, stride) in strides.items() if ranks > 1 and ranks * stride > JOB.node]
+    slots = JOB.batch // (best.d * best.b) * best.v + best.p - 1
+    quarter = fastest(cost, JOB._replace(**CHANGES["a quarter of the batch"]))
+    hidden = lambda cut: planned(cut, if_tp_hides())[0]
+    ties = abs(hidden(THUMB) / hidden(best) - 1)
+    seconds, _ = planned(best)
+    other = the_plan().best
+    return "\n".join(
+        [
+            f"Defend {layout.axes}. By {whose(cost)} it takes {c.seconds:.1f} s, the rule of thumb"
+            f" {thumb.seconds / c.seconds - 1:.0%} more.",
+            f"Memory: {c.memory / 1e9:.0f} of {CARD / 1e9:.0f} GB, a tenth free.",
+            f"Between nodes: {' and '.join(far) or 'nothing'}.",
+            f"Bubble: ({best.p} − 1)/{slots} of the step, {c.bubble:.1f} s.",
+            f"The planner, under Megatron-LM: {seconds:.1f} s for it; its own fastest is {other.axes},"
+            f" {other.seconds:.1f} s.",
+            f"What would change my mind: a quarter of the batch, where {quarter} wins; and a framework"
+            f" that hides TP's sums: there the two are {ties:.0%} apart.",
+        ]
+    )
+
+
+@cache
+def if_tp_hides() -> Plan:
+    """The same job where TP's sums run under products that are cut in pieces, as Megatron Bridge's recipes
+    have it, gradients summed in float32 all the same.
     """
     framework = replace(FRAMEWORKS["megatron-bridge"], gradient_bytes=4)
-    return plan(Job(MODEL, CLUSTER, BATCH, SEQ, framework), gpus=GPUS, cp=1)
+    return plan(replace(the_plan().job, framework=framework), gpus=GPUS, cp=1)
 
 
-# This very job in FP8, as the archive of Megatron Bridge's performance page prints it (releases 25.09 and
-# 25.11): tokens/s of a GPU.
+# The planner's words for the terms of a Cost.
+_WORDS = {
+    "compute": ("matrices", "attention", "elementwise", "waiting for the host", "head", "optimizer"),
+    "TP": ("tensor parallel",),
+    "bubble": ("bubble",),
+    "DP": ("data parallel",),
+    "sends": ("pipeline sends",),
+}
+
+
+def where_they_part(cost: Callable) -> Table:
+    """Your lines and the planner, by term: its seconds minus yours, and the term that is most of that."""
+    rows = []
+    for cut in sorted(CUTS, key=lambda cut: cost(JOB, cut).seconds):
+        mine, theirs = _terms(cost(JOB, cut)), estimate(the_plan().job, d13.layout_of(cut))
+        sums = {name: sum(theirs.time.get(word, 0.0) for word in words) for name, words in _WORDS.items()}
+        apart = {name: sums[name] - seconds for name, seconds in mine.items()}
+        most = max(apart, key=lambda name: abs(apart[name]))
+        hidden = estimate(if_tp_hides().job, d13.layout_of(cut)).step_seconds
+        rows.append(
+            [
+                shown(cut),
+                f"{sum(mine.values()):.1f} s",
+                f"{theirs.step_seconds:.1f} s",
+                f"{most} {apart[most]:+.1f} s",
+                f"{hidden:.1f} s",
+            ]
+        )
+    return Table(["DP · TP · PP", whose(cost), "the planner", "most of it", "where TP hides"], rows)
+
+
+# This very machine and model in FP8, as the archive of Megatron Bridge's performance page prints it: release ->
+# (batch, tokens/s of a GPU).
 NVIDIA = Layout(dp=2, tp=4, pp=8, interleave=5, schedule="interleaved", zero=1)
-MEASURED = {"25.09": 1619, "25.11": 1602}
+MEASURED = {"25.09": (128, 1619), "25.11": (128, 1602), "26.02": (256, 1621), "26.04.01": (256, 1664)}
 
 
-def why_not_less(layout: Layout) -> Table:
-    """The layout beside those with half its TP, which need twice the stages, or another cut of the memory."""
-    half = replace(layout, tp=layout.tp // 2)
+def published() -> Table:
+    """NVIDIA's FP8 layout by the planner, in bfloat16 and FP8, and what NVIDIA prints of it."""
+    wide = replace(the_plan().job, framework=FRAMEWORKS["megatron-bridge"])
     rows = []
-    for name, other in (
-        ("yours", layout),
-        ("half TP, twice DP", replace(half, dp=2 * layout.dp)),
-        ("half TP, twice PP", replace(half, pp=2 * layout.pp)),
-        ("half TP, four times PP", replace(half, dp=layout.dp // 2, pp=4 * layout.pp)),
-    ):
-        e = estimate(the_plan().job, other)
-        sizes = f"DP {other.dp} · TP {other.tp} · PP {other.pp}"
-        times = (f"{e.time[term]:.2f} s" for term in ("tensor parallel", "bubble"))
-        fits = f"{human(e.memory_bytes)}{'' if e.fits else ', too much'}"
-        rows.append([name, sizes, f"{e.step_seconds:.2f} s", *times, fits])
-    return Table(["", "layout", "a step", "of it TP", "bubble", "the fullest GPU"], rows)
-
-
-def beside(step_seconds: Callable, mine: Layout, most: int = 5) -> Table:
-    """Your own cost model beside the planner, on `mine` and on the planner's first layouts of this job.
-
-    step_seconds: (job, cut) -> seconds, as drop 13 asks for it.
-    """
-    of = the_plan()
-    layouts = [mine, *(row.layout for row in of.by_axes if row.layout.axes != mine.axes)][:most]
-    rows = []
-    for layout in layouts:
-        job, cut = d13.as_written(of.job, layout)
-        own, planned = step_seconds(job, cut), estimate(of.job, layout).step_seconds
-        sizes = f"DP {layout.dp} · TP {layout.tp} · PP {layout.pp}"
-        rows.append([sizes, f"{own:.1f} s", f"{planned:.1f} s", f"{own / planned - 1:+.0%}"])
-    return Table(["layout", "your ten lines", "the planner", "apart"], rows)
-
-
-def last_word(mine: Layout) -> Table:
-    """The reader's layout, ours and NVIDIA's, in bfloat16 and FP8; and what NVIDIA measured."""
-    wide = the_plan().job
-    narrow, titan = replace(wide, precision="fp8"), replace(wide, framework=FRAMEWORKS["torchtitan"])
-    best = lambda job, **only: plan(job, gpus=GPUS, **only).best.layout
-    rows = [
-        ("yours", mine, (wide, narrow)),
-        ("ours", the_plan().best.layout, (wide, narrow)),
-        ("ours for FP8", best(narrow, cp=1), (wide, narrow)),
-        ("ours, with CP", best(wide), (wide, narrow)),
-        ("ours, torchtitan's FSDP2, uncompiled", best(titan, cp=1), (titan,)),
-        ("NVIDIA's", NVIDIA, (wide, narrow)),
-    ]
-    made = []
-    for name, layout, jobs in rows:
-        both = [estimate(job, layout) for job in jobs]
-        speeds = [f"{e.tokens_per_second_per_gpu:,.0f}" if e.fits else "does not fit" for e in both]
-        measured = " and ".join(f"{x:,}" for x in MEASURED.values()) if layout == NVIDIA else ""
-        made.append([name, str(layout.axes), *speeds, *[""] * (2 - len(speeds)), measured])
-    known, _ = of_your_source(narrow, [f"{NVIDIA} = {MEASURED['25.11']} tokens/s"])
-    ours = estimate(known, best(narrow, cp=1))
-    speed = f"{ours.tokens_per_second_per_gpu:,.0f}"
-    made.append(["ours for FP8, NVIDIA's step known", str(ours.layout.axes), "", speed, ""])
-    sure = the_plan().sure
+    for batch in sorted({batch for batch, _ in MEASURED.values()}):
+        job = replace(wide, global_batch=batch)
+        speeds = [
+            f"{estimate(replace(job, precision=precision), NVIDIA).tokens_per_second_per_gpu:,.0f}"
+            for precision in ("bf16", "fp8")
+        ]
+        printed = [f"{speed:,} ({release})" for release, (of, speed) in MEASURED.items() if of == batch]
+        rows.append([f"{batch}", *speeds, ", ".join(printed)])
+    sure = plan(wide, gpus=GPUS, cp=1).sure
     title = (
-        f"tokens/s of a GPU; 8 of 10 runs of {sure.of} take {sure.low:.2f} to {sure.high:.2f} times as long"
-        " as is predicted"
+        f"{NVIDIA}, tokens/s of a GPU; 8 of 10 runs of {sure.of} take {sure.low:.2f} to {sure.high:.2f} times"
+        " as long as is predicted"
     )
-    return Table(["", "layout", "bf16", "FP8", "FP8, measured"], made, title=title)
+    return Table(["batch", "bf16, predicted", "FP8, predicted", "FP8, printed (release)"], rows, title=title)
 
 
-def states_table() -> Table:
-    """Weights, gradients and optimizer of the 70B on one GPU, under five layouts."""
-    rows = [
-        ("one GPU, if it could", 1, 1, 0),
-        ("TP 8 · PP 2, no ZeRO", 16, 4, 0),
-        ("DP 8 · TP 8, ZeRO-1", 8, 8, 1),
-        ("DP 4 · TP 8 · PP 2, ZeRO-1", 16, 4, 1),
-        ("DP 64, ZeRO-3", 1, 64, 3),
-    ]
-    return Table(
-        ["layout", "states on a GPU"],
-        [[name, human(sum(states(MODEL.params / cut, d, zero).values()))] for name, cut, d, zero in rows],
-        title=f"{MODEL.params:,} parameters, 16 bytes each",
-    )
+def with_cp() -> Table:
+    """The fastest layouts that fit, without and with context parallelism."""
+    rows = []
+    for name in ("megatron-lm", "megatron-bridge"):
+        job = replace(the_plan().job, framework=replace(FRAMEWORKS[name], gradient_bytes=4))
+        for what, only in (("three axes", {"cp": 1}), ("and CP", {})):
+            best = plan(job, gpus=GPUS, **only).best
+            rows.append([name, what, str(best.layout.axes), f"{best.seconds:.1f} s"])
+    return Table(["framework", "", "the fastest that fits", "a step"], rows)
 
 
 USUAL = Layout(dp=8, tp=8, zero=3, sequence_parallel=False)

@@ -4,104 +4,218 @@ whatever is there.
 
 from __future__ import annotations
 
-from helpers.practice import Asked, Run, number
-from three_axes.table import human
+from collections.abc import Callable
+from functools import cache, partial
+from typing import NamedTuple
 
-# -- practice: three of the reviewer's questions --------------------------------------------------
+from drops import d13
+from drops.d13 import Cut, Given
+from helpers.practice import Answer, Asked, Form, Run, number, right
+from three_axes.plan import CLUSTERS, FRAMEWORKS, HEADROOM, Job, Layout, ModelShape, find_model
 
-
-def meeting(n, d, t, p, m, node):
-    """(bytes of states on a GPU with ZeRO-1, bubble as a share of wall time, the axes that cross nodes)."""
-    # TP and PP cut all states, ZeRO-1 the optimizer's 12 bytes over d too.
-    held = n / (t * p)
-    states_bytes = 4 * held + 12 * held / d
-    bubble = (p - 1) / (m + p - 1)
-    strides = {"tp": (t, 1), "dp": (d, t), "pp": (p, t * d)}
-    crossing = {axis for axis, (size, stride) in strides.items() if size > 1 and size * stride > node}
-    return states_bytes, bubble, crossing
+# -- practice: defend another job -----------------------------------------------------------------
 
 
-CASES = (
-    (70_553_706_496, 4, 8, 2, 32, 8),
-    (70_553_706_496, 4, 4, 4, 32, 8),
-    (30e9, 2, 2, 2, 16, 8),
-    (70_553_706_496, 1, 8, 8, 128, 8),
-    (70_553_706_496, 8, 8, 1, 16, 8),
-    (1e9, 8, 1, 1, 4, 8),
-    (175e9, 2, 16, 2, 16, 8),
-    (30e9, 4, 2, 2, 16, 8),
-    (8e9, 16, 4, 1, 16, 8),
-)
+class Defended(NamedTuple):
+    """A defence: the layout; its seconds, bytes and bubble (a share of the step); the set of the axes, of
+    'tp', 'dp' and 'pp', that cross nodes; and the fastest layout with half the network, with a quarter of the
+    batch, with TP 16, and of FSDP alone: None where none fits.
+    """
+
+    cut: Cut
+    seconds: float
+    memory: float
+    bubble: float
+    crosses: set
+    half_network: Cut | None
+    quarter_batch: Cut | None
+    tp16: Cut | None
+    fsdp: Cut | None
+
+
+def defence(cost, job, cuts, room):
+    """The Defended of `job`: the fastest of `cuts`, by `cost`, that fits `room` bytes."""
+
+    def best(job, cuts):
+        whole = [cut for cut in cuts if job.batch % (cut.d * cut.b) == 0]
+        fits = [cut for cut in whole if cost(job, cut).memory <= room]
+        return min(fits, key=lambda cut: cost(job, cut).seconds, default=None)
+
+    mine = best(job, cuts)
+    made = cost(job, mine)
+    m = job.batch / (mine.d * mine.b)
+    reach = {"tp": (mine.t, 1), "dp": (mine.d, mine.t), "pp": (mine.p, mine.t * mine.d)}
+    return Defended(
+        cut=mine,
+        seconds=made.seconds,
+        memory=made.memory,
+        bubble=(mine.p - 1) / (m * mine.v + mine.p - 1),
+        crosses={axis for axis, (ranks, stride) in reach.items() if ranks > 1 and ranks * stride > job.node},
+        half_network=best(job._replace(R=job.R / 2), cuts),
+        quarter_batch=best(job._replace(batch=job.batch // 4), cuts),
+        tp16=best(job, [cut for cut in cuts if cut.t == 16]),
+        fsdp=best(job, [cut for cut in cuts if cut.zero == 3]),
+    )
+
+
+_34B = ModelShape("34B", 48, 8192, 64, 32000, kv_heads=8, ffn=22016, gated=True)
+
+
+@cache
+def case(model: ModelShape, gpus: int, batch: int, seq_len: int) -> tuple[Given, list[Cut], float]:
+    """(job, cuts, room) of a model on H100s in nodes of eight: what `defence` is asked about. The layouts are
+    all that divide the model, the GPUs and the batch, under ZeRO-1, and FSDP, with and without recompute.
+    """
+    cluster = CLUSTERS["dgx-h100"]
+    given, _ = d13.as_written(Job(model, cluster, batch, seq_len, FRAMEWORKS["megatron-lm"]), Layout())
+    cuts = []
+    sizes = [n for n in range(1, gpus + 1) if gpus % n == 0]
+    for t in (t for t in sizes if model.heads % t == 0):
+        for p in (p for p in sizes if gpus % (t * p) == 0 and model.layers % p == 0):
+            d = gpus // (t * p)
+            chunks = [v for v in range(1, 9) if model.layers % (p * v) == 0 and (p > 1 or v == 1)]
+            for b in (b for b in (1, 2, 4) if batch % (d * b) == 0):
+                m = batch // (d * b)
+                zero = 3 if t * p == 1 else 1
+                cuts += [
+                    Cut(d, t, p, b, v, zero, again)
+                    for v in chunks
+                    if v == 1 or m % p == 0  # interleaved 1F1B goes round all stages with p microbatches
+                    for again in (0, 1)
+                ]
+    return given, cuts, (1 - HEADROOM) * cluster.device.memory
+
+
+def OTHER() -> tuple[Given, list[Cut], float]:
+    """34B parameters (48 layers of 8,192) on 96 H100s, 512 sequences of 4,096 tokens: (job, cuts, room)."""
+    return case(_34B, 96, 512, 4096)
+
+
+_JOBS = {
+    "34B on 96 GPUs": OTHER,
+    "a job that you have not seen": partial(case, find_model("llama-2-13b"), 16, 32, 2048),
+    "another that you have not seen": partial(case, find_model("opt-30b"), 128, 128, 2048),
+    "a third that you have not seen": partial(case, find_model("llama-3-70b"), 32, 128, 8192),
+}
 QUESTIONS = {
-    "states on a GPU": human,
-    "bubble": lambda percent: f"{percent / 100:.3f}",
-    "axes that cross nodes": lambda axes: ", ".join(sorted(axes)) or "none",
+    "cut": "which layout",
+    "seconds": "how long a step takes",
+    "memory": "what the fullest GPU holds",
+    "bubble": "how large the bubble is",
+    "crosses": "which axes cross nodes",
+    "half_network": "which layout with half the network",
+    "quarter_batch": "which layout with a quarter of the batch",
+    "tp16": "which layout with TP 16",
+    "fsdp": "which layout of FSDP alone",
 }
 
 
-def _three_answers(answer) -> tuple[float, float, set]:
-    """Bytes, percent, axes."""
-    states_bytes, bubble, axes = answer
+def _cases() -> list[tuple]:
+    return [(d13.cost, *made()) for made in _JOBS.values()]
+
+
+def _defended(value) -> Defended:
+    """What a reader returned, as a Defended. Raises Form for what is none."""
+    if not isinstance(value, tuple) or len(value) != len(Defended._fields):
+        raise Form("You return something else than a Defended, with its nine fields")
+    made = Defended(*value)
+    cuts = {name: getattr(made, name) for name in ("cut", "half_network", "quarter_batch", "tp16", "fsdp")}
+    for name, cut in cuts.items():
+        if not (isinstance(cut, tuple) and len(cut) == len(Cut._fields) or cut is None and name != "cut"):
+            raise Form(f"{name} is {str(cut)[:60]}, and it is a Cut, one of `cuts`")
+    axes = made.crosses
     if isinstance(axes, (str, dict)) and axes != {} or not set(axes) <= {"tp", "dp", "pp"}:
-        raise ValueError(axes)
-    return number(states_bytes), 100 * number(bubble), set(axes)
+        raise Form(f"crosses is {axes!r}, and it is a set of 'tp', 'dp' and 'pp', such as {{'dp'}}")
+    numbers = {name: number(getattr(made, name)) for name in ("seconds", "memory", "bubble")}
+    cuts = {name: cut and Cut(*cut) for name, cut in cuts.items()}
+    return made._replace(crosses=frozenset(axes), **numbers, **cuts)
 
 
-def _wrong(run: Run, truth: Run) -> tuple[int, int] | None:
-    """(question, case) of the first wrong answer to the first question that has one."""
-    places = ((i, k) for i in range(3) for k in range(len(CASES)))
-    parts = lambda i, k: not defend.alike(run.values[k][i], truth.values[k][i])
-    return next((place for place in places if parts(*place)), None)
+def _only(run: Run, field: str) -> Run:
+    """A run with one answer alone of each defence."""
+    nothing = Defended(*[0] * len(Defended._fields))
+    values = [nothing._replace(**{field: getattr(value, field)}) for value in run.values]
+    return Run(run.tried, [run.ranks[0] | {"values": values}])
 
 
 class _OneByOne(Asked):
-    """The first question with a wrong answer is judged, as if the others were answered right."""
+    """The first answer that is wrong is judged, as if the others were right."""
 
-    def _form(self, mine: Run, truth: Run):
-        said = super()._form(mine, truth)
-        if not said and (place := _wrong(mine, truth)):
-            i = place[0]
-            both = zip(mine.values, truth.values)
-            mine.ranks[0]["values"] = [(*right[:i], got[i], *right[i + 1 :]) for got, right in both]
-        return said
+    def judged(self, mine: Run, does: Callable[[str], Run]) -> Answer | None:
+        """None where all answers are the solution's."""
+        if mine.error:
+            return super().judged(mine, does)
+        truth = does("")
+        if said := self._form(mine, truth):
+            return said
+        for field, question in QUESTIONS.items():
+            one, ours = _only(mine, field), _only(truth, field)
+            if one.parts_from(ours, self.alike):
+                answer = self._named(one, lambda edit: _only(does(edit), field))
+                if not self.advice(answer.misconception):
+                    answer.misconception = f"another answer: {question}"
+                answer.text = f"{self._at(field, mine, truth)} {answer.text}".strip()
+                return answer
+        return None
+
+    def _named(self, one: Run, does: Callable[[str], Run]) -> Answer:
+        reads, self.reads = self.reads, lambda value: value
+        try:
+            return super().judged(one, does)
+        finally:
+            self.reads = reads
+
+    def _where(self, mine: Run, truth: Run, parts: str) -> str:
+        return ""  # `judged` says it
+
+    def _at(self, field: str, mine: Run, truth: Run) -> str:
+        """The first job in which an answer is wrong, and what was answered."""
+        pairs = enumerate(zip(mine.values, truth.values))
+        of = lambda value: getattr(value, field)
+        case = next(i for i, (a, b) in pairs if not self.alike(of(a), of(b)))
+        job, got = list(_JOBS)[case], getattr(mine.values[case], field)
+        if field == "crosses":
+            shown = ", ".join(sorted(got)) or "none"
+        else:
+            shown = f"{got:.4g}" if isinstance(got, float) else f"{got}"
+        return f"For {job}, {QUESTIONS[field]}: you answer {shown}."
 
 
-def _unnamed(run: Run, truth: Run) -> str:
-    """The row of what no edit does."""
-    question, case = _wrong(run, truth) or (None, None)
-    if question != 2:
-        return {0: "other bytes", 1: "another bubble"}.get(question, "")
-    _, d, t, p, *_ = CASES[case]
-    more = run.values[case][2] - truth.values[case][2]
-    alone = more and all({"tp": t, "dp": d, "pp": p}[axis] == 1 for axis in more)
-    return "an axis of size one" if alone else "groups misplaced"
-
-
-def _where(run: Run, truth: Run) -> list[tuple[str, str, str]]:
-    if not (place := _wrong(run, truth)):
-        return [("layouts", str(len(run.values)), str(len(CASES)))]
-    (i, k), (n, d, t, p, m, node) = place, CASES[place[1]]
-    what, show = list(QUESTIONS.items())[i]
-    at = f"N = {n / 1e9:.3g}·10⁹, DP {d}, TP {t}, PP {p}, m = {m}, nodes of {node}"
-    return [(f"{what}, {at}", show(run.values[k][i]), show(truth.values[k][i]))]
+def _page(run: Run) -> Answer:
+    """Praise: the defence of the other job, by our lines and, where there are any, by the reader's."""
+    job, cuts, room = OTHER()
+    made = run.values[0]
+    slower = lambda cut: f"{cut}: {d13.cost(job, cut).seconds / made.seconds - 1:+.0%}" if cut else "none can be"
+    rows = [
+        ("34B on 96 H100s", f"{made.cut}: {made.seconds:.1f} s, {made.memory / 1e9:.0f} GB", ""),
+        ("between nodes", ", ".join(sorted(made.crosses)) or "nothing", ""),
+        ("bubble", f"{made.bubble:.1%}", ""),
+        ("why not TP 16", slower(made.tp16), ""),
+        ("why not FSDP", slower(made.fsdp), ""),
+        ("half the network", f"{made.half_network}", ""),
+        ("a quarter of the batch", f"{made.quarter_batch}", ""),
+    ]
+    own = d13.your_lines()
+    if own.function is not d13.cost:
+        mine = defence(own, job, cuts, room)
+        rows.append(("by your own lines", f"{mine.cut}: {mine.seconds:.1f} s", ""))
+    return right("A defence of any job, from a cost model that you wrote. For this one it says:", *rows)
 
 
 defend = _OneByOne(
-    "three of the reviewer's questions, for any layout",
-    meeting,
-    minutes=8,
+    "defend another job",
+    defence,
+    minutes=10,
     hints=[
-        "N/(t·p) parameters are on a GPU before ZeRO. Weights and gradients take 2 bytes each and stay"
-        " whole; ZeRO-1 cuts the other 12 over d.",
-        "A pipeline of p stages and m microbatches has m + p − 1 slots, and each stage idles in p − 1 of"
-        " them.",
-        "TP is innermost: stride 1. DP: stride t. PP: stride t·d. A group of k ranks with stride s stays"
-        " inside a node when k·s is at most the node's size. An axis of size 1 crosses nothing.",
+        "Write a function best(job, cuts) first: of the cuts whose d·b divides the batch and that fit the"
+        " room, the one with least cost(job, cut).seconds. Five of the nine answers are calls of it.",
+        "job._replace(R=job.R / 2) is the job with half the network. A quarter of the batch leaves fewer cuts"
+        " that divide it. TP 16: best(job, [cut for cut in cuts if cut.t == 16]).",
+        "The bubble is (p − 1)/(m·v + p − 1) with m = batch/(d·b). An axis crosses nodes when it has more than"
+        " one rank and ranks · stride > job.node; strides are 1 for tp, t for dp, t·d for pp.",
     ],
-    cases=CASES,
-    reads=_three_answers,
-    tolerance=0.005,
-    praise="Three answers for nine layouts. You can say them in a meeting, and the reviewer can redo them.",
-    figures=_where,
-    finds=_unnamed,
+    cases=_cases,
+    reads=_defended,
+    tolerance=1e-6,
+    praise=_page,
 )
