@@ -61,11 +61,6 @@ def lesson(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return notebook.cells[: at(notebook, LATER)]
 
 
-def words(cells: list[nbformat.NotebookNode]) -> int:
-    """How many their prose has."""
-    return len(re.sub(r"<[^>]+>", " ", prose(cells)).split())
-
-
 def exercises(
     notebook: nbformat.NotebookNode, cells: list[nbformat.NotebookNode] | None = None
 ) -> list[Exercise]:

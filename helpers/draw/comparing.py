@@ -114,9 +114,9 @@ def decision_tree() -> Picture:
     boxes = {
         "q1": (0.0, 2, "16·N bytes: at most 60 %\nof one GPU's memory?"),
         "a1": (2.0, 2, "DP"),
-        "q2": (0.0, 1, "at most 60 % of a node's,\nor is there only one node?"),
-        "a2": (2.0, 1, "FSDP, or TP in the\nnode and DP across"),
-        "a3": (2.0, 0, "TP in the node,\nPP across, DP on top"),
+        "q2": (0.0, 1, "at most 60 %\nof a node's?"),
+        "a2": (2.0, 1, "FSDP"),
+        "a3": (2.0, 0, "TP in the node, PP over\nseveral, DP on top"),
     }
     boxed = {}
     for name, (x, y, text) in boxes.items():
@@ -138,9 +138,8 @@ def decision_tree() -> Picture:
     return Picture(
         figure,
         "A decision tree. Are 16 bytes for each parameter at most 60 % of one GPU's memory? Yes: data"
-        " parallelism. No: are they at most 60 % of a node's, or is there only one node? Yes: FSDP, or tensor"
-        " parallelism in the node and data parallelism across. No: tensor parallelism in the node, pipeline"
-        " across, data parallelism on top.",
+        " parallelism. No: are they at most 60 % of a node's? Yes: FSDP. No: tensor parallelism in the node,"
+        " and over several nodes pipeline across, data parallelism on top.",
     )
 
 

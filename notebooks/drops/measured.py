@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from helpers import toy
-from helpers.ranks import World, memory
+from helpers.ranks import World, current, memory
+from three_axes import devices
 from three_axes.count import Traffic
+from three_axes.paper import algorithmic_bytes
 
 
 class Step(NamedTuple):
@@ -51,3 +54,26 @@ def one_and_four(axis: str, split: Callable, step: Callable) -> dict[str, Step]:
         with World(n) as world:
             made[name] = one_step(world, {axis: n}, split, step)
     return made
+
+
+def product_speed() -> float:
+    """FLOP/s of a float32 matrix product on rank 0, while the others wait.
+
+    It is made large enough to take 10 ms.
+    """
+    device, n, seconds = current.rank.device, 512, 0.0
+    while dist.get_rank() == 0 and seconds < 0.01:
+        n *= 2
+        a = torch.randn(n, n, device=device)
+        seconds = min(devices.seconds_of(lambda: a @ a, device) for _ in range(5))
+    dist.barrier()
+    return 2 * n**3 / seconds if seconds else 0.0
+
+
+def reduce_speed() -> float:
+    """The busbw of an all-reduce of 16 MB over all ranks, in bytes/s: what a rank must send by the book, over
+    the seconds of the fastest of five. Every rank calls it.
+    """
+    tensor = torch.zeros(4_000_000, device=current.rank.device)
+    seconds = min(devices.seconds_of(lambda: dist.all_reduce(tensor), tensor.device) for _ in range(5))
+    return algorithmic_bytes("all_reduce", 4 * tensor.numel(), dist.get_world_size()) / seconds

@@ -20,8 +20,8 @@ def prose():
     return prose
 
 
-def test_what_drop_14_says_of_the_common_answer(prose):
-    prose.what_drop_14_says_of_the_common_answer()
+def test_what_drop_14_says_of_its_layouts(prose):
+    prose.what_drop_14_says_of_its_layouts()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name[:2])

@@ -5,19 +5,26 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING
 
+from drops.measured import product_speed, reduce_speed
 from three_axes.plan import (
     CLUSTERS,
     FRAMEWORKS,
     TOKENS_PER_PARAMETER,
     Job,
+    Layout,
     ModelShape,
     Plan,
+    estimate,
     find_model,
     plan,
     states,
 )
 from three_axes.table import Table
+
+if TYPE_CHECKING:
+    from helpers import World
 
 MODEL, CLUSTER, GPUS, BATCH, SEQ = "opt-30b", "dgx-a100", 32, 256, 2048
 
@@ -35,6 +42,10 @@ def refused() -> Table:
     alone = plan(replace(p.job, framework=bare), gpus=GPUS).why(dp=32)
     rows = [[str(axes), why.split(";")[0]] for axes, why in list(p.impossible.items())[:2]]
     too_much = alone.split(")")[-1].strip().removeprefix("it does not fit: ")
+    try:
+        estimate(p.job, Layout(dp=32, microbatch=3))
+    except ValueError as e:
+        rows.append(["DP 32 · b 3", str(e)])
     return Table(["layout", "why not"], [*rows, ["DP 32 without ZeRO or recompute", too_much]])
 
 
@@ -77,7 +88,23 @@ def finishes() -> str:
         f" 6 · {params / 1e9:.1f}·10⁹ · {tokens / 1e9:.0f}·10⁹ = {operations / 1e21:.0f}·10²¹ operations.\n"
         f"{GPUS} GPUs at half of {device.flops / 1e12:.0f}·10¹² a second: {by_hand:.0f} days."
         f" By the plan they reach {by_hand / 2 / by_plan:.0%} of it: {by_plan:.0f} days."
+        f" Eight of ten such runs take {p.sure.low * by_plan:.0f} to {p.sure.high * by_plan:.0f}."
     )
+
+
+def reached(world: World) -> Table:
+    """What this machine reaches of FLOP/s and bytes/s: C and W of a cost model."""
+    where = "a GPU" if world.gpus else "one core"
+    rows = [
+        ["C", f"{world.run(product_speed)[0] / 1e9:,.0f} GFLOP/s", f"a float32 product on {where}"],
+        [
+            "W",
+            f"{min(world.run(reduce_speed)) / 1e9:.2f} GB/s",
+            f"busbw of an all-reduce over {world.n} ranks",
+        ],
+        ["R", "n/a", "there is one node here"],
+    ]
+    return Table(["", "reached", "by"], rows)
 
 
 def tree(model: ModelShape, gpus: int) -> tuple[str, tuple[int, int, int]]:
@@ -92,9 +119,9 @@ def tree(model: ModelShape, gpus: int) -> tuple[str, tuple[int, int, int]]:
         return "fits one GPU: DP", (gpus, 1, 1)
     if need <= room * node:
         return "fits one node: FSDP", (gpus, 1, 1)
-    if gpus <= node:
-        return "only one node: FSDP", (gpus, 1, 1)
     t = math.gcd(node, model.heads)
+    if gpus <= node:
+        return "only one node: TP in it", (gpus // math.gcd(t, gpus), math.gcd(t, gpus), 1)
     rest = gpus // t
     divides = [p for p in range(1, rest + 1) if rest % p == 0 and model.layers % p == 0]
     p = next((p for p in divides if need / (t * p) <= room), rest)

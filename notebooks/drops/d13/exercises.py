@@ -186,8 +186,8 @@ def layout_of(cut: Cut) -> Layout:
 
 
 def as_written(job: Job, layout: Layout) -> tuple[Given, Cut]:
-    """A planner's job and layout in the words of the practice. Of layers of which some are computed again, all
-    are.
+    """A planner's job and layout in the words of the practice. Where some layers are computed again, all are
+    taken to be.
     """
     reached = _REACHED[next(name for name, one in CLUSTERS.items() if one == job.cluster)]
     printed = job.cluster.device.flops, job.cluster.intra_node_bandwidth, job.cluster.inter_node_bandwidth
@@ -306,7 +306,7 @@ def _as_near(run: Run) -> Answer:
 # -- how the reader's function reaches drop 14
 
 FILE = "cost_model.py"
-HEAD = '''"""A cost model of a training step, in lines of your own: drop 13 checked it, and drop 14 uses it."""
+HEAD = '''"""A cost model of a training step, in your own lines. Drop 13 checked it; drop 14 uses it."""
 
 from drops.d13 import Cost, Cut, Given
 
@@ -360,8 +360,9 @@ class Lines:
 
 
 def your_lines() -> Lines:
-    """The reader's function, as the check of drop 13 kept it; the solution where there is none. Raises ValueError
-    for a file that does not run.
+    """The reader's function, as the check of drop 13 kept it; the solution where there is none.
+
+    Raises ValueError for a file that does not run.
     """
     path = beside(FILE)
     if path is None or not path.is_file():

@@ -185,7 +185,9 @@ def _page(run: Run) -> Answer:
     """Praise: the defence of the other job, by our lines and, where there are any, by the reader's."""
     job, cuts, room = OTHER()
     made = run.values[0]
-    slower = lambda cut: f"{cut}: {d13.cost(job, cut).seconds / made.seconds - 1:+.0%}" if cut else "none can be"
+    slower = lambda cut: (
+        f"{cut}: {d13.cost(job, cut).seconds / made.seconds - 1:+.0%}" if cut else "none can be"
+    )
     rows = [
         ("34B on 96 H100s", f"{made.cut}: {made.seconds:.1f} s, {made.memory / 1e9:.0f} GB", ""),
         ("between nodes", ", ".join(sorted(made.crosses)) or "nothing", ""),
@@ -211,8 +213,8 @@ defend = _OneByOne(
         " room, the one with least cost(job, cut).seconds. Five of the nine answers are calls of it.",
         "job._replace(R=job.R / 2) is the job with half the network. A quarter of the batch leaves fewer cuts"
         " that divide it. TP 16: best(job, [cut for cut in cuts if cut.t == 16]).",
-        "The bubble is (p − 1)/(m·v + p − 1) with m = batch/(d·b). An axis crosses nodes when it has more than"
-        " one rank and ranks · stride > job.node; strides are 1 for tp, t for dp, t·d for pp.",
+        "The bubble is (p − 1)/(m·v + p − 1) with m = batch/(d·b). An axis crosses nodes when it has more"
+        " than one rank and ranks · stride > job.node; strides are 1 for tp, t for dp, t·d for pp.",
     ],
     cases=_cases,
     reads=_defended,

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from drops.measured import Step
+from drops.measured import Step, product_speed
 from helpers import toy, train
 from helpers.ranks import World, current, memory
 from helpers.train import Config
@@ -160,7 +160,7 @@ def speeds(world: World, config: Config) -> Table:
     """
     seconds = statistics.median(line["seconds"] for line in train.read_metrics(Path(config.out))[5:])
     count = world.n if world.gpus else min(world.n, os.cpu_count() or 1)
-    flops = world.run(_product_speed)[0] * count
+    flops = world.run(product_speed)[0] * count
     tokens = config.batch * config.seq_len
     flops_of_token = shape_of(config).flops_per_token(config.seq_len)
     bound = flops / flops_of_token
@@ -171,20 +171,6 @@ def speeds(world: World, config: Config) -> Table:
     on = f"{flops / 1e9:,.0f} GFLOP/s of {count} device{'s' * (count > 1)}"
     title = f"{config.layout}: {on}, {flops_of_token / 1e6:.1f} MFLOP a token"
     return Table(["tokens/s", "", "share"], rows, title=title)
-
-
-def _product_speed() -> float:
-    """FLOP/s of a float32 matrix product on rank 0, while the others wait.
-
-    It is made large enough to take 10 ms.
-    """
-    device, n, seconds = current.rank.device, 512, 0.0
-    while dist.get_rank() == 0 and seconds < 0.01:
-        n *= 2
-        a = torch.randn(n, n, device=device)
-        seconds = min(devices.seconds_of(lambda: a @ a, device) for _ in range(5))
-    dist.barrier()
-    return 2 * n**3 / seconds if seconds else 0.0
 
 
 def second_step(config: Config) -> dict[str, int]:
