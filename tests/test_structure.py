@@ -38,7 +38,8 @@ TABLES = {
     "three_axes.lines",
 }
 PAPER = {"three_axes.paper", "three_axes.plan"}
-COUNTED = TABLES | PAPER | {"three_axes.count", "three_axes.devices", "three_axes.pytorch_private"}
+MACHINE = {"three_axes.devices", "three_axes.nccl", "three_axes.pytorch_private"}
+COUNTED = TABLES | PAPER | MACHINE | {"three_axes.count"}
 COURSE = COUNTED | {
     "three_axes.trace",
     "three_axes.ledger",
@@ -55,6 +56,7 @@ MAY = {
     "three_axes.checks": {"three_axes.foreign"},
     "three_axes.lines": {"three_axes.files"},
     "three_axes.devices": set(),
+    "three_axes.nccl": set(),
     "three_axes.pytorch_private": set(),
     "three_axes.ledger": {"three_axes.pytorch_private"},
     "three_axes.paper": {"three_axes.table", "three_axes.foreign", "three_axes.doors", "three_axes.checks"},

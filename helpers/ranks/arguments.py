@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from three_axes import devices
+from three_axes import devices, nccl
 from three_axes.paper import Network
 
 
@@ -28,12 +28,22 @@ def check(n: int, gpus: bool, counted: bool, fabric: Network | None, memory: flo
             "gpus=True and fabric=: an emulated network holds back what gloo sends, not what NCCL does; leave"
             " one of the two out"
         )
-    if gpus and n > (there := devices.gpus()):
-        those = f"World({there}, gpus=True) takes {'it' if there == 1 else 'them all'}; " if there else ""
+    if not gpus:
+        return
+    if not (there := devices.gpus()):
+        none = "PyTorch finds no GPU that it can use with NCCL"
+        raise ValueError(f"World({n}, gpus=True): {none}. World({n}) runs on the CPU")
+    if n > there and not nccl.shares() and not nccl.newer():
+        those = f"World({there}, gpus=True) takes {'it' if there == 1 else 'them all'}"
         raise ValueError(
-            f"World({n}, gpus=True): each rank needs a GPU of its own, and PyTorch finds {there} that it can"
-            f" use with NCCL. {those}World({n}) runs on the CPU"
+            f"World({n}, gpus=True): {nccl.why_not(n, there)} {those}, and World({n}) runs on the CPU"
         )
+
+
+def devices_of(n: int) -> list[str]:
+    """The GPU of each of n ranks, as PyTorch calls it: `cuda:0`. With too few GPUs some ranks share one."""
+    every = tuple(map(str, range(devices.gpus())))
+    return [f"cuda:{i}" for i in devices.assign([every] * n) or []]
 
 
 def seconds(timeout: float | None) -> float | None:

@@ -8,6 +8,9 @@ import time
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
+import torch.distributed as dist
+
 from three_axes import devices
 from three_axes.count import CollectiveCount, Span
 
@@ -62,6 +65,11 @@ def span(kind: str, label: str | int = ""):
             rank.recorder.spans.append(Span(kind, str(label), start, time.monotonic()))
 
 
+def meet() -> None:
+    """On a rank: an all-reduce of all, which makes NCCL's first communicator."""
+    dist.all_reduce(torch.ones(1, device=_here("meet").device))
+
+
 def around(op):
     """A span for one operation of a schedule: what `toy.run_schedule` takes."""
     return span(op.kind, op.microbatch)
@@ -78,18 +86,17 @@ def counted_so_far() -> list[CollectiveCount]:
 
 
 def peak_memory(reset: bool = False) -> int:
-    """The most bytes of tensors that this rank has held at once: on a GPU of its own as PyTorch's allocator
-    counts them, else as the budget of `World(memory=…)` does. reset: begin anew.
+    """The most bytes of tensors that this rank has held at once: on a GPU as PyTorch's allocator
+    counts them, without those of ranks that share the GPU; else as the budget of `World(memory=…)` does.
+    reset: begin anew.
 
     Raises RuntimeError where neither counts.
     """
     here = _here("peak_memory")
     if here.device.type == "cuda":
-        from torch import cuda
-
-        peak = cuda.max_memory_allocated(here.device)
+        peak = torch.cuda.max_memory_allocated(here.device)
         if reset:
-            cuda.reset_peak_memory_stats(here.device)
+            torch.cuda.reset_peak_memory_stats(here.device)
         return peak
     if here.budget is None:
         raise RuntimeError(

@@ -172,6 +172,12 @@ def no_message(rank: int, n: int, state: str) -> str:
     )
 
 
+def not_shared(error: RankError, n: int, gpus: int) -> str:
+    """The first all-reduce of ranks that were to share GPUs has failed."""
+    those = f"{n} ranks could not share {gpus} GPU{'s' * (gpus > 1)}"
+    return f"{those}: {error.report}\nWorld({n}) runs on the CPU"
+
+
 def died(seen: list[RankStatus], dead: list[int], state: str) -> str:
     """The processes of `dead` are gone."""
     aborted = [r for r in dead if seen[r].exit == -signal.SIGABRT]

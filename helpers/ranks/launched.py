@@ -17,13 +17,15 @@ import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
 
-from three_axes import devices
+from three_axes import devices, nccl
+from three_axes.table import ranks
 
 
 def join(timeout: float) -> tuple[torch.device, str]:
     """Join the group that a launcher has started, or make one of this process alone. Returns the device that
-    this rank trains on, and a sentence that says which ones all ranks train on. Raises ValueError where there
-    are GPUs, and not one for each rank.
+    this rank trains on, and a sentence that says which ones all ranks train on: where a machine has fewer
+    GPUs than ranks, these share them. Raises ValueError where NCCL cannot share, and where ranks see no GPU
+    while others do.
     """
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
     end_with_launcher()
@@ -32,14 +34,20 @@ def join(timeout: float) -> tuple[torch.device, str]:
         store = store_of_attempt(store, rank, n)
     else:
         store, rank, n = dist.HashStore(), 0, 1
-    store.set(f"gpus/{rank}", json.dumps(devices.identities()))
-    seen = [tuple(json.loads(store.get(f"gpus/{r}"))) for r in range(n)]
-    taken, there = devices.assign(seen), len({gpu for gpus in seen for gpu in gpus})
-    if there and taken is None:
-        raise ValueError(
-            f"{n} ranks need a GPU each, and see {there} together. Start no more ranks on a machine than it"
-            " has GPUs, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU"
-        )
+    store.set(f"gpus/{rank}", json.dumps([devices.identities(), nccl.shares()]))
+    told = [json.loads(store.get(f"gpus/{r}")) for r in range(n)]
+    seen = [tuple(gpus) for gpus, _ in told]
+    taken = devices.assign(seen)
+    used = devices.in_use(seen, taken) if taken else 0
+    on_cpu = "CUDA_VISIBLE_DEVICES=-1 trains on the CPU"
+    if any(seen) and not taken:
+        blind = ranks([r for r, gpus in enumerate(seen) if not gpus])
+        raise ValueError(f"{blind} of {n} see no GPU, and others do. Every machine needs one; {on_cpu}")
+    if taken and used < n:
+        if not all(shares for _, shares in told):
+            raise ValueError(f"{nccl.why_not(n, used, launched=True).rstrip('.')}; {on_cpu}")
+        for name, value in devices.SHARED.items():
+            os.environ.setdefault(name, value)
     device = torch.device("cuda", taken[rank]) if taken else devices.CPU
     if taken:
         torch.cuda.set_device(device)
@@ -47,8 +55,7 @@ def join(timeout: float) -> tuple[torch.device, str]:
     dist.init_process_group(
         devices.BACKENDS[device.type], store=store, rank=rank, world_size=n, timeout=limit
     )
-    ranks = f"{n} rank{'s' * (n > 1)}"
-    return device, f"{ranks} on GPUs over NCCL, one for each" if taken else f"{ranks} on the CPU over gloo"
+    return device, devices.placed(n, used)
 
 
 def store_of_attempt(store: dist.Store, rank: int, n: int) -> dist.Store:

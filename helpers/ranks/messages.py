@@ -80,17 +80,29 @@ class Error(NamedTuple):
         return (
             re.search(
                 r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout|"
-                r"remote process exited|communicator was aborted",
+                r"remote process exited|ncclRemoteError|communicator was aborted",
                 self.message,
             )
             is not None
         )
 
 
+# PyTorch's message on an error of NCCL, in three or more lines; NCCL's own words are the last.
+_OF_NCCL = re.compile(
+    r"NCCL error in: [^\n]*?:\d+, (?P<what>[^\n]*?)(?: \(run with[^\n]*?\))?"
+    r", NCCL version (?P<version>[\d.]+)\n(?P<kind>nccl\w+)[^\n]*(?:\nLast error: *\n?(?P<last>[^\n]*))?"
+)
+
+
+def _in_a_line(found: re.Match) -> str:
+    return f"NCCL {found['version']}: {found['last'] or found['what']} ({found['kind']})"
+
+
 def shown(x) -> str:
     """What the reader's object says of itself, cut; whatever its __str__ does."""
     try:
         text = str(x).split(" The following argument types are supported:")[0]  # of C++, in many lines
+        text = _OF_NCCL.sub(_in_a_line, text)
     except BaseException:  # noqa: BLE001
         return "(its message cannot be shown)"
     return text if len(text) <= MESSAGE else f"{text[:MESSAGE]}… ({len(text):,} characters)"
@@ -101,7 +113,7 @@ class Setup(NamedTuple):
 
     rank: int
     size: int
-    device: str  # 'cpu', or 'cuda' for a GPU to each rank
+    device: str  # 'cpu', or 'cuda:1' for the second GPU that the rank sees
     folder: str  # private to this world: rendezvous and black boxes
     environ: dict[str, str]
     cwd: str | None  # the kernel's; None if it was deleted

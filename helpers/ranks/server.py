@@ -4,6 +4,7 @@ On Linux they are forked from one server, `multiprocessing`'s forkserver. On mac
 not safe, so each is spawned, which takes seconds. There some spares wait: a world takes them, and others are
 spawned in the background. An idle spare holds 0.15 to 0.3 GB.
 A process learns which rank it is from the first message, so a spare is a rank that was not told yet.
+Where ranks need another NCCL than PyTorch's, the server is begun anew with that one (`LD_PRELOAD`).
 This module imports no torch, so that all this can start before the notebook imports it.
 """
 
@@ -52,6 +53,7 @@ WHY = {
 }
 _spares: list[Unnamed] = []
 _counting = threading.RLock()  # worlds may be made in several threads
+_library: str | None = None  # what processes load before PyTorch
 
 
 def spawns() -> bool:
@@ -88,6 +90,20 @@ def in_words():
         raise RuntimeError(f"no ranks can start here ({e or type(e).__name__}): {why}") from None
 
 
+def load(library: str) -> None:
+    """Have processes from now on load a library before PyTorch. Ranks that are there stay as they are."""
+    global _library
+    with _counting:
+        if library == _library:
+            return
+        _library = library
+        while _spares:
+            spare = _spares.pop()
+            spare.process.kill()
+            spare.process.join()
+        _let_go()
+
+
 def take() -> Unnamed:
     """A process for a rank: a spare if there is one, else a new one."""
     with _counting:
@@ -112,7 +128,7 @@ def _start() -> Unnamed:
     process = context.Process(target=_be_a_rank, args=(its, printing, leashed), daemon=True)
     try:
         # multiprocessing asks where it works, which nobody knows of a folder that is gone.
-        with _in_sessions(), main_hidden(), _stop_blocked(), _inside(None if folder() else ROOT):
+        with _in_sessions(), main_hidden(), _stop_blocked(), _inside(None if folder() else ROOT), _environ():
             process.start()
     finally:
         for end in (its, printing, leashed):
@@ -134,7 +150,7 @@ def _start_server() -> None:
 
     folders.home()  # where its socket will be
     mp.get_context("forkserver").set_forkserver_preload(["helpers.ranks.preload"])
-    with _in_sessions(), main_hidden(), _inside(ROOT), _stop_blocked():
+    with _in_sessions(), main_hidden(), _inside(ROOT), _stop_blocked(), _environ():
         forkserver.ensure_running()
 
 
@@ -158,6 +174,25 @@ def _in_a_session(spawn, path, args, fds):
     """multiprocessing's `spawn` of a Python that runs `-c PROGRAM`: it begins a session first."""
     i = args.index("-c") + 1
     return spawn(path, [*args[:i], f"import os; os.setsid(); {args[i]}", *args[i + 1 :]], fds)
+
+
+@contextmanager
+def _environ():
+    """What a process that starts here has in its environment while it imports PyTorch: the library that it
+    loads first, and silence of PyTorch's C++, whose lines are for developers (frames of a watchdog after an
+    abort; that a send makes a communicator). What the reader has set stands.
+    """
+    before = dict(os.environ)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    if _library:
+        os.environ["LD_PRELOAD"] = ":".join(filter(None, [_library, os.environ.get("LD_PRELOAD")]))
+    try:
+        yield
+    finally:
+        for name in ("TORCH_CPP_LOG_LEVEL", "LD_PRELOAD"):
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
 
 
 @contextmanager

@@ -40,6 +40,7 @@ NOT_FORKED = (
     "A process with a GPU may not be forked, so a loader's workers import what they load: define the Dataset"
     " in a file and import it, or write num_workers=0."
 )
+ABORTS = 2.0  # seconds for NCCL to abort its communicators before connections are cut
 HEARS = 1.0  # seconds after which all ranks that the kernel frees have heard so
 
 
@@ -93,7 +94,7 @@ class Rank:
 
     def __init__(self, setup: Setup, control):
         self.setup, self.control = setup, control
-        self.device = devices.CPU if setup.device == "cpu" else torch.device(setup.device, setup.rank)
+        self.device = torch.device(setup.device)
         self.sending = threading.Lock()
         self.jobs: queue.SimpleQueue = queue.SimpleQueue()
         self.running: int | None = None  # number of the call the main thread is in
@@ -298,15 +299,21 @@ class Rank:
     def _abort(self, number: int) -> None:
         """End the call: free the main thread from a collective, then from anything else Python can leave."""
         self.aborting = number
-        wire.cut()
+        aborts = threading.Thread(target=self._free_gpu, daemon=True)
         if self.device.type == "cuda":
-            self._free_gpu()
+            # First: NCCL takes a cut connection for an error, and its watchdog then holds up the group's end.
+            # But where NCCL itself waits for a connection, only the cut ends that.
+            aborts.start()
+            aborts.join(ABORTS)
+        wire.cut()
         if interposer.fabric:
             interposer.fabric.close()
         while self.running == number:
             time.sleep(0.1)  # a collective that was cut raises by itself, with a better line than ours
             if self.running == number:
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        if aborts.ident:
+            aborts.join()  # it ends the groups, and must not find the new ones
 
     @staticmethod
     def _free_gpu() -> None:

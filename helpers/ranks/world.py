@@ -23,7 +23,7 @@ import threading
 import weakref
 from multiprocessing.connection import wait
 
-from three_axes import devices
+from three_axes import devices, nccl
 from three_axes.count import Deadlock, Timeline, Traffic
 from three_axes.paper import Network
 
@@ -34,7 +34,9 @@ from .processes import START_SECONDS, NoMessage, Processes, WorldClosed
 from .standstill import Standstill
 
 REJOIN_SECONDS = 60.0  # for ranks that are alive to form the group again, on a busy machine
-ABORT_SECONDS = {"cpu": 0.5, "cuda": 5.0}  # for a rank to leave what it is in; then its process is ended
+MEET_SECONDS = 60.0  # for ranks that share GPUs to meet over NCCL for the first time
+# For a rank to leave what it is in, without GPUs and with; then its process is ended.
+ABORT_SECONDS = {False: 0.5, True: 10.0}
 CLOSE_SECONDS = 60.0  # for the thread of a call to see that its world is closed; a fifth of a second does
 # Seconds before a call shows output while it runs.
 STREAM_AFTER = float(os.environ.get("THREE_AXES_STREAM_AFTER", 2))
@@ -60,10 +62,12 @@ class World:
     `emulate.budget`).
 
     Ranks compute on the CPU and talk over gloo on the loopback interface. They see no GPU, so that code which
-    asks for one behaves as on a laptop. gpus=True gives each rank a GPU of its own, `device`, whose tensors
-    travel over NCCL: the operating system does not count those. Results come back on the CPU. A call is over
-    when its GPU has done all that was asked of it, so that a collective that hangs is the call's own, and
-    named. Then NCCL's communicators are aborted and made anew; variables stay where that frees every rank
+    asks for one behaves as on a laptop. gpus=True gives each rank a GPU, `device`, whose tensors travel over
+    NCCL: the operating system does not count those. With fewer GPUs than ranks, and NCCL 2.30 or newer, ranks
+    share them: numbers and bytes are as ever, and seconds mean nothing. Raises RuntimeError where they share
+    and their first all-reduce fails. Results come back on the CPU. A call is over when its GPU has done all
+    that was asked of it, so that a collective that hangs is the call's own, and named. Then NCCL's
+    communicators are aborted and made anew; variables stay where that frees every rank
     within some seconds, and else all ranks start afresh, without them. So they do after an error of CUDA,
     which leaves a GPU unusable for its process.
     """
@@ -92,7 +96,9 @@ class World:
         self.n, self.number, self._counted = n, next(_numbers), counted
         self.timeout = arguments.seconds(timeout)
         self.fabric, self.memory = fabric, memory
-        self.gpus, self._device = gpus, "cuda" if gpus else "cpu"
+        self.gpus = gpus
+        self._devices = arguments.devices_of(n) if gpus else ["cpu"] * n
+        self._in_use = len({*self._devices}) if gpus else 0  # GPUs
         self.traffic: Traffic | None = None  # of the last run() or cell
         self.timeline: Timeline | None = None  # of the same
         self._generation = 0
@@ -105,7 +111,11 @@ class World:
         self._ranks = Processes(self._folder)
         self._finalizer = weakref.finalize(self, self._ranks.end, folder=True)
         self._finalizer.atexit = False  # then `_end_all` closes what is open
+        if self.shared and not nccl.shares():
+            server.load(nccl.newer() or "")
         self._start()
+        if self.shared:
+            self._meet()
         _open.add(self)
 
     # -- calls -----------------------------------------------------------------------
@@ -189,22 +199,42 @@ class World:
         if not self.is_open:
             return f"World({self.n}), closed"
         pids = ", ".join(map(str, self.pids))
-        over = "NCCL, a GPU each" if self.gpus else "gloo"
+        where = devices.placed(self.n, self._in_use)
         if self.fabric is not None:
-            over += (
+            where += (
                 f" on an emulated network ({self.fabric.name}, {self.fabric.gpus_per_node} ranks to a node)"
             )
-        return f"World({self.n}): {self.n} ranks over {over}, processes {pids}"
+        return f"World({self.n}): {where}, processes {pids}"
+
+    @property
+    def shared(self) -> bool:
+        """Whether some ranks share a GPU, so that seconds mean nothing."""
+        return 0 < self._in_use < self.n
+
+    def _meet(self) -> None:
+        """Say that ranks share GPUs, once an all-reduce has shown that here they can. Raises RuntimeError."""
+        try:
+            self.run(current.meet, timeout=MEET_SECONDS)
+        except RankError as e:
+            self.close()
+            raise RuntimeError(failure.not_shared(e, self.n, self._in_use)) from None
+        except BaseException:
+            self.close()
+            raise
+        self.traffic = self.timeline = None
+        output.say(devices.placed(self.n, self._in_use))
 
     def _start(self) -> None:
         """Fresh processes in a fresh group."""
         environ = dict(os.environ, GLOO_SOCKET_IFNAME="lo" if sys.platform == "linux" else "lo0")
+        if self.shared:
+            environ = devices.SHARED | environ
         environ |= devices.NCCL if self.gpus else devices.NO_GPUS
         os.makedirs(self._folder, exist_ok=True)
         captured = [output.Captured() for _ in range(self.n)]
         try:
             for r in range(self.n):
-                own = r, self.n, self._device, self._folder, environ, server.folder(), sys.path
+                own = r, self.n, self._devices[r], self._folder, environ, server.folder(), sys.path
                 with server.in_words():
                     self._ranks.add(Setup(*own, self._counted, self.fabric, self.memory))
             formed = self._join(START_SECONDS, captured)
@@ -350,7 +380,7 @@ class World:
         if any(s.error or not (s.finished or s.where and s.where["returned"]) for s in seen):
             return None
         self._ranks.tell("abort", number, to=freed)
-        done |= self._ranks.collect_rest(number, done, ABORT_SECONDS[self._device], captured)
+        done |= self._ranks.collect_rest(number, done, ABORT_SECONDS[self.gpus], captured)
         return seen, freed
 
     def _interrupted(self, number: int, captured) -> RanksInterrupted:
@@ -378,7 +408,7 @@ class World:
         if busy and not self._ranks.dead():
             self._ranks.tell("abort", number, to=busy)
             freed = self._ranks.collect_rest(
-                number, {r: () for r in range(self.n) if r not in busy}, ABORT_SECONDS[self._device], captured
+                number, {r: () for r in range(self.n) if r not in busy}, ABORT_SECONDS[self.gpus], captured
             )
         for r in self._ranks.dead():
             if seen and seen[r].exit is None:  # it died of being freed, or while it was asked

@@ -1,9 +1,13 @@
 // A c10d backend that moves bytes by gloo and answers as ProcessGroupNCCL does since PyTorch 2.8:
 // a synchronous collective returns no Work; sends and receives of a batch return none either, and the batch one
-// for all; after abort() nothing more can be asked of it.
+// for all; after abort() nothing more can be asked of it. It writes the lines for developers, and plays the watchdog:
+// where a connection is lost before abort(), the group's end has to wait.
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <memory>
+#include <thread>
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
 #include <pybind11/chrono.h>
@@ -29,6 +33,16 @@ class Batch : public Work {
 class NcclLike : public Backend {
  public:
   explicit NcclLike(c10::intrusive_ptr<Backend> gloo) : Backend(gloo->getRank(), gloo->getSize()), gloo_(std::move(gloo)) {}
+
+  ~NcclLike() override {
+    if (!failed_) return;
+    LOG(ERROR) << "failure detected by watchdog\nframe #0: a stand-in";
+    auto given = std::getenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC");
+    std::this_thread::sleep_for(std::chrono::milliseconds(4 * (given ? std::atoi(given) : 15000)));
+  }
+
+  // From now on every collective fails as NCCL's first one does where it cannot make a communicator.
+  void refuse(std::string why) { refusal_ = std::move(why); }
 
   const std::string getBackendName() const override { return "nccl"; }
   bool supportsCoalescing() const override { return true; }
@@ -74,18 +88,28 @@ class NcclLike : public Backend {
  private:
   c10::intrusive_ptr<Backend> gloo_;
   c10::intrusive_ptr<Batch> batch_;
-  std::atomic<bool> aborted_{false};
+  std::atomic<bool> aborted_{false}, failed_{false};
+  std::string refusal_;
 
   Answer collective(Answer work, bool async) {
+    if (!refusal_.empty()) C10_THROW_ERROR(DistBackendError, refusal_);
     if (aborted_) throw std::runtime_error("NCCL communicator was aborted on rank " + std::to_string(rank_));
     if (async) return work;
     auto held = PyGILState_Check() ? std::make_unique<pybind11::gil_scoped_release>() : nullptr;
-    work->wait();
+    try {
+      work->wait();
+    } catch (...) {
+      failed_ = !aborted_;
+      throw;
+    }
     return nullptr;
   }
 
   Answer alone_or_in_batch(Answer work) {
-    if (!batch_) return work;
+    if (!batch_) {
+      TORCH_WARN_ONCE("An unbatched P2P op (send/recv) was called on this ProcessGroup");
+      return work;
+    }
     batch_->parts.push_back(std::move(work));
     return nullptr;
   }
@@ -94,5 +118,6 @@ class NcclLike : public Backend {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   pybind11::module_::import("torch._C._distributed_c10d");
   pybind11::class_<NcclLike, c10::intrusive_ptr<NcclLike>, Backend>(m, "NcclLike")
-      .def(pybind11::init<c10::intrusive_ptr<Backend>>());
+      .def(pybind11::init<c10::intrusive_ptr<Backend>>())
+      .def("refuse", &NcclLike::refuse);
 }

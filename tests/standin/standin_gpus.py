@@ -1,11 +1,14 @@
 """GPUs for machines that have none: torch says that it sees them, and tensors sent to one stay on the CPU.
 
 What is real: every decision made by "is there a GPU", processes, groups, orders of collectives, and NCCL's
-way of answering (`nccl_like.cpp`). What is not: a GPU's memory, streams and speed, and NCCL itself. Needs the
+way of answering (`nccl_like.cpp`). What is not: a GPU's memory, streams and speed, and NCCL itself, of whose
+library there is only the version (`nccl_version.c`; STANDIN_NCCL says which, 2.30.7 if not given). Needs the
 backend, built by `build()`, on the path.
 """
 
+import ctypes
 import os
+import socket
 import subprocess
 import sysconfig
 import threading
@@ -20,6 +23,8 @@ from torch.distributed import device_mesh, distributed_c10d
 from torch.overrides import TorchFunctionMode
 
 HERE = Path(__file__).resolve().parent
+VERSIONS = "2.28.9", "2.30.7", "2.31.2"  # of NCCL: each in a folder that looks like a package's
+LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
 
 
 def build(folder: Path) -> None:
@@ -36,7 +41,31 @@ def build(folder: Path) -> None:
     command += [*includes, str(HERE / "nccl_like.cpp"), *(f"-L{path}" for path in library_paths())]
     command += [*"-ltorch_python -ltorch_cpu -lc10 -o".split(), str(made)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    for version in VERSIONS:
+        major, minor, patch = map(int, version.split("."))
+        library = folder / version / LIBRARY
+        library.parent.mkdir(parents=True, exist_ok=True)
+        command = "cc -shared -fPIC -Wl,-soname,libnccl.so.2".split()
+        command += [f"-DNUMBER={major * 10000 + minor * 100 + patch}", f'-DTEXT="{version}"']
+        command += [str(HERE / "nccl_version.c"), "-o", str(library)]
+        subprocess.run(command, check=True, timeout=60)
     made.rename(folder / "nccl_like.so")
+
+
+def load_nccl() -> tuple[int, ...]:
+    """The version of NCCL's library in this process. It is loaded as PyTorch would: where another was loaded
+    first, that one stays.
+    """
+    import nccl_like
+
+    version = ctypes.c_int()
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD)
+    except OSError:
+        folder = Path(nccl_like.__file__).parent / os.environ.get("STANDIN_NCCL", "2.30.7")
+        library = ctypes.CDLL(str(folder / LIBRARY))
+    library.ncclGetVersion(ctypes.byref(version))
+    return version.value // 10000, version.value // 100 % 100
 
 
 def visible() -> list[int]:
@@ -105,6 +134,13 @@ class _IsNcclLike(type):
         return isinstance(x, nccl_like.NcclLike)
 
 
+REFUSAL = """NCCL error in: /pytorch/NCCLUtils.cpp:77, invalid usage (run with NCCL_DEBUG=WARN for details), \
+NCCL version 2.30.7
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error:
+Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this."""
+
+
 class ProcessGroupNCCL(metaclass=_IsNcclLike):
     class Options:
         pass
@@ -112,7 +148,12 @@ class ProcessGroupNCCL(metaclass=_IsNcclLike):
     def __new__(cls, store, rank, size, options, device=None):
         import nccl_like
 
-        return nccl_like.NcclLike(dist.ProcessGroupGloo(store, rank, size, options._timeout))
+        store.set(f"gpu/{rank}", f"{socket.gethostname()} {torch.cuda.get_device_properties().uuid}")
+        made = nccl_like.NcclLike(dist.ProcessGroupGloo(store, rank, size, options._timeout))
+        shared = len({store.get(f"gpu/{r}") for r in range(size)}) < size
+        if shared and (load_nccl() < (2, 30) or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1"):
+            made.refuse(REFUSAL)  # init.cc of NCCL 2.30.7
+        return made
 
     @staticmethod
     def _group_start(): ...
@@ -128,7 +169,8 @@ def install(n: int) -> None:
     def nothing(*_, **__):
         yield
 
-    def properties(i=0):
+    def properties(i=None):
+        i = instead["current_device"]() if i is None else i
         name, uuid = f"stand-in {visible()[i]}", f"GPU-{visible()[i]}"
         return SimpleNamespace(uuid=uuid, name=name, total_memory=16 * 10**9, major=9, minor=0)
 
@@ -147,7 +189,7 @@ def install(n: int) -> None:
         "current_device": lambda: getattr(here, "device", 0),
         "synchronize": lambda device=None: None,
         "get_device_properties": properties,
-        "get_device_name": lambda i=0: properties(0).name,
+        "get_device_name": lambda i=None: properties(i).name,
         "get_device_capability": lambda i=0: (9, 0),
         "Stream": Stream,
         "Event": Event,
@@ -161,6 +203,7 @@ def install(n: int) -> None:
     }
     for name, value in instead.items():
         setattr(cuda, name, value)
+    load_nccl()
     dist.is_nccl_available = distributed_c10d.is_nccl_available = lambda: True
     distributed_c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = ProcessGroupNCCL
     # The default from torch 2.15 on. A group without a device is made anew, not split off another.

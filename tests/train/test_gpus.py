@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ import torch
 
 from helpers import World
 from helpers.ranks.launched import join
-from helpers.ranks.messages import Error
+from helpers.ranks.messages import Error, shown
 from helpers.ranks.ports import free_port
-from three_axes import devices
+from three_axes import devices, nccl
 from three_axes.__main__ import main
 from three_axes.count import operators
 from tools import doctor
@@ -36,15 +37,23 @@ STANDIN = HERE / "standin"
         ([()], None),
         ([("a",)], [0]),
         ([("a", "b")] * 2, [0, 1]),
-        ([("a", "b")] * 3, None),  # more ranks than GPUs
         ([("a",), ("b",)], [0, 0]),  # one visible GPU a rank
-        ([("a",), ("a",)], None),  # the same one for both
+        ([("a", "b"), ("a",)], [1, 0]),  # one has no choice
         ([("a", "b"), ("c", "d"), ("a", "b"), ("c", "d")], [0, 0, 1, 1]),  # two hosts, ranks in turn
         ([("a", "b"), ()], None),  # a host without
+        ([("a",), ("a",)], [0, 0]),  # from here on ranks share: the same one for both
+        ([("a", "b")] * 5, [0, 1, 0, 1, 0]),
+        ([("a", "b", "c")] * 4, [0, 1, 2, 0]),
+        ([("a",), ("b", "c"), ("a",), ("b", "c")], [0, 0, 0, 1]),  # two hosts, one has too few
     ],
 )
-def test_every_rank_has_a_gpu_of_its_own_or_none_has(seen, taken):
+def test_every_rank_has_a_gpu_and_they_share_evenly(seen, taken):
     assert devices.assign(seen) == taken
+    if taken:
+        users = Counter(there[i] for there, i in zip(seen, taken))
+        hosts = {there for there in seen if len(there) > 1}
+        assert all(max(users[gpu] for gpu in host) - min(users[gpu] for gpu in host) <= 1 for host in hosts)
+        assert devices.in_use(seen, taken) == len(users)
 
 
 @pytest.mark.parametrize(
@@ -59,11 +68,72 @@ def test_the_first_line_says_where_a_run_trains(monkeypatch, seen, sentence):
     assert join(5)[1] == sentence
 
 
-def test_gpus_that_are_not_here_are_refused_with_what_to_do():
-    told = f"World(64, gpus=True): each rank needs a GPU of its own, and PyTorch finds {devices.gpus()}"
-    with pytest.raises(ValueError, match=re.escape(told)) as refusal:
-        World(64, gpus=True)
-    assert str(refusal.value).endswith("World(64) runs on the CPU")
+@pytest.mark.parametrize(
+    "ranks, gpus, sentence",
+    [
+        (4, 0, "4 ranks on the CPU over gloo"),
+        (2, 2, "2 ranks on GPUs over NCCL, one for each"),
+        (4, 1, "4 ranks share 1 GPU over NCCL; seconds mean nothing"),
+        (4, 3, "4 ranks share 3 GPUs over NCCL; seconds mean nothing"),
+    ],
+)
+def test_one_sentence_says_what_ranks_have(ranks, gpus, sentence):
+    assert devices.placed(ranks, gpus) == sentence
+
+
+@pytest.fixture
+def with_gpus(monkeypatch):
+    """Have this process believe in n GPUs, an NCCL of some version, and another one that is installed."""
+
+    def believe(n: int, version: tuple[int, ...], newer: str | None = None):
+        monkeypatch.setattr(devices, "gpus", lambda: n)
+        monkeypatch.setattr(devices, "identities", lambda: tuple("abcdefgh"[:n]))
+        monkeypatch.setattr(nccl, "version", lambda: version)
+        monkeypatch.setattr(nccl, "newer", lambda: newer)
+        monkeypatch.setattr(torch.version, "cuda", "12.8")
+
+    return believe
+
+
+@pytest.mark.parametrize(
+    "gpus, version, words",
+    [
+        (0, (), ["World(4, gpus=True): PyTorch finds no GPU that it can use with NCCL. "]),
+        (1, (2, 28, 9), ["4 ranks have 1 GPU", "NCCL 2.30 or newer; 2.28.9 is loaded", "takes it, and"]),
+        (
+            2,
+            (2, 29, 7),
+            ["2.29.7", "`pip install --target ~/.cache/three-axes/nccl nvidia-nccl-cu12`", "takes them"],
+        ),
+        (2, (), ["4 ranks have 2 GPUs", "none is loaded. World(2"]),  # AMD's
+    ],
+)
+def test_where_ranks_cannot_share_they_are_refused_with_what_to_do(with_gpus, gpus, version, words):
+    with_gpus(gpus, version)
+    with pytest.raises(ValueError) as refusal:
+        World(4, gpus=True)
+    assert all(word in str(refusal.value) for word in words), refusal.value
+    assert str(refusal.value).endswith("World(4) runs on the CPU")
+
+
+def test_a_launched_rank_is_told_which_library_its_command_must_name(with_gpus, monkeypatch):
+    with_gpus(1, (2, 28, 9))
+    assert "Begin the command with LD_PRELOAD=~/.cache/three-axes/nccl/nvidia/" in nccl.why_not(2, 1, True)
+    with_gpus(1, (2, 28, 9), "/opt/libnccl.so.2")
+    assert nccl.why_not(2, 1, True).endswith(" Begin the command with LD_PRELOAD=/opt/libnccl.so.2")
+
+
+@pytest.mark.parametrize(
+    "last", ["Last error:\nDuplicate GPU detected", "Last error: Duplicate GPU detected", ""]
+)
+def test_an_error_of_nccl_is_one_line(last):
+    said = (
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, invalid usage (run with"
+        " NCCL_DEBUG=WARN for details), NCCL version 2.28.9\nncclInvalidUsage: This usually reflects invalid"
+        f" usage of NCCL library.\n{last}"
+    )
+    line = f"NCCL 2.28.9: {'Duplicate GPU detected' if last else 'invalid usage'} (ncclInvalidUsage)"
+    assert shown(RuntimeError(said)).strip() == line
 
 
 @pytest.mark.parametrize(
@@ -145,7 +215,8 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(monkeypatch, capsys):
 @pytest.fixture(scope="session")
 def standin():
     """Environment of a process that believes in n GPUs. Compiled once for each PyTorch."""
-    source = (STANDIN / "nccl_like.cpp").read_bytes() + torch.__version__.encode() + sys.version.encode()
+    source = b"".join(file.read_bytes() for file in sorted(STANDIN.glob("nccl_*")))
+    source += torch.__version__.encode() + sys.version.encode()
     folder = HERE.parent / "build" / f"standin-{hashlib.sha256(source).hexdigest()[:12]}"
     if not (folder / "nccl_like.so").exists():
         sys.path.insert(0, str(STANDIN))
@@ -157,9 +228,15 @@ def standin():
             pytest.skip(
                 f"the GPUs' stand-in cannot be compiled here: {getattr(e, 'stderr', None) or e}"[:300]
             )
-    path = os.pathsep.join([str(STANDIN), str(folder)])
     environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    return lambda n: dict(environ, STANDIN_GPUS=str(n), PYTHONPATH=path, OMP_NUM_THREADS="1")
+
+    def believes(n: int, version: str = "2.30.7", installed: str = "") -> dict[str, str]:
+        """version: of NCCL. installed: another one that lies in a folder where Python looks for packages."""
+        path = [STANDIN, folder, folder / installed] if installed else [STANDIN, folder]
+        of_machine = dict(STANDIN_GPUS=str(n), STANDIN_NCCL=version, HOME=str(folder))
+        return environ | of_machine | dict(PYTHONPATH=os.pathsep.join(map(str, path)), OMP_NUM_THREADS="1")
+
+    return believes
 
 
 def python(*arguments: str, environ: dict) -> tuple[str, str]:

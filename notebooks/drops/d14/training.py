@@ -203,10 +203,13 @@ def states_of_first(config: Config) -> float:
 
 
 def as_launched() -> None:
-    """Set what a launcher sets and accelerate asks for. The address is not used: the group is there."""
+    """Set what a launcher sets and accelerate asks for, which takes LOCAL_RANK for the number of a GPU. The
+    address is not used: the group is there.
+    """
+    gpu = current.rank.device.index
     os.environ |= {
         "RANK": str(dist.get_rank()),
-        "LOCAL_RANK": str(dist.get_rank()),
+        "LOCAL_RANK": str(dist.get_rank() if gpu is None else gpu),
         "WORLD_SIZE": str(dist.get_world_size()),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "1",

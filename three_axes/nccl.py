@@ -1,0 +1,99 @@
+"""NCCL, which carries tensors between GPUs: which one is loaded, and whether ranks can share a GPU over it.
+
+From NCCL 2.30 on several ranks may take one GPU (`NCCL_MULTI_RANK_GPU_ENABLE`, experimental; env.rst and
+init.cc of NCCL 2.30.7). PyTorch brings 2.30.7 from 2.14 on. An older PyTorch takes a newer library as well,
+where the loader finds that one first: `LD_PRELOAD`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+SHARES = 2, 30  # the first version with which ranks can share a GPU
+NAME = "libnccl.so.2"
+IN_A_FOLDER = Path("nvidia", "nccl", "lib", NAME)  # of packages: nvidia-nccl-cu12 and nvidia-nccl-cu13 alike
+FOLDER = Path("~/.cache/three-axes/nccl")  # where a reader may put a newer one
+# As the library writes it at its start: "NCCL version 2.30.7+cuda12.9".
+_WRITTEN = re.compile(rb"NCCL version (\d+)\.(\d+)\.(\d+)\+cuda(\d+)")
+
+
+@cache
+def version() -> tuple[int, ...]:
+    """The version of the NCCL that this process has loaded: (2, 30, 7). () without NCCL, and for AMD's RCCL.
+
+    `torch.cuda.nccl.version()` is the version that PyTorch was built with.
+    """
+    if torch.version.hip or not dist.is_nccl_available():
+        return ()
+    number = ctypes.c_int()
+    try:
+        # NOLOAD: the one that is there, wherever it came from.
+        ctypes.CDLL(NAME, mode=os.RTLD_NOLOAD).ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):  # it is a part of PyTorch's own library
+        return torch.cuda.nccl.version()[:3]
+    return number.value // 10000, number.value // 100 % 100, number.value % 100
+
+
+def shares() -> bool:
+    """Whether ranks of this process's NCCL can share a GPU."""
+    return version() >= SHARES
+
+
+def newer() -> str | None:
+    """The path of an installed NCCL with which ranks can share a GPU, for `LD_PRELOAD`; None where there is
+    none. One for the CUDA of this PyTorch comes first, then the highest version.
+    """
+    if not version():
+        return None
+    folders = [*map(Path, sys.path), FOLDER.expanduser()]
+    files = [folder / IN_A_FOLDER for folder in folders] + [Path("/usr/lib/x86_64-linux-gnu", NAME)]
+    found = {}
+    for file in files:
+        *its, cuda = _written_in(file)
+        if tuple(its) >= SHARES:
+            found[str(file)] = str(cuda) == _cuda(), its
+    return max(found, key=found.__getitem__, default=None)
+
+
+def _written_in(file: Path) -> tuple[int, ...]:
+    """The version of a library that is not loaded, and its CUDA's: (2, 30, 7, 12). (0,) where it is none."""
+    try:
+        with file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            written = _WRITTEN.search(data)
+            return tuple(map(int, written.groups())) if written else (0,)
+    except (OSError, ValueError):
+        return (0,)
+
+
+def _cuda() -> str:
+    return (torch.version.cuda or "12").split(".")[0]
+
+
+def why_not(ranks: int, gpus: int, launched: bool = False) -> str:
+    """Sentences on why ranks cannot share so few GPUs, and how they could. launched: by a launcher's command,
+    in whose environment a newer library is named.
+    """
+    those = f"{ranks} ranks have {gpus} GPU{'s' * (gpus > 1)}"
+    said = f"{those}, and can share one over NVIDIA's NCCL 2.30 or newer; {written(version())} is loaded."
+    if not version():
+        return said
+    there = newer() or str(FOLDER / IN_A_FOLDER)
+    preload = f" Begin the command with LD_PRELOAD={there}" * launched
+    if newer():
+        return said + preload
+    command = f"pip install --target {FOLDER} nvidia-nccl-cu{_cuda()}"
+    return f"{said} `{command}` brings a newer one, which is found there.{preload}"
+
+
+def written(version: tuple[int, ...]) -> str:
+    """'2.30.7'; 'none' where there is none."""
+    return ".".join(map(str, version)) or "none"
