@@ -126,7 +126,7 @@ def test_two_worlds_at_once_in_a_kernel_that_has_computed(world):
     with World(2) as other:
         assert other.run(total) == [3.0] * 2
         assert_usable(world)
-        assert "4 ranks over gloo" in repr(world) and "2 ranks" in repr(other)
+        assert "4 ranks on the CPU over gloo" in repr(world) and "2 ranks" in repr(other)
     assert_usable(world)
 
 

@@ -269,7 +269,7 @@ def test_so_is_one_with_four_gpus(standin):
         "those on the CPU see no GPU",
         "4 on 4 GPUs after",
         "exact and counted on the CPU and 4 GPUs",
-        "World(4, gpus=True) takes them all",
+        "5 ranks share 4 GPUs over NCCL; seconds mean nothing",
         "4 GPUs, never comes: ",
         "4 GPUs, stop button: ",
         "6 layouts of 4 on GPUs",
@@ -282,7 +282,7 @@ def test_so_is_one_with_four_gpus(standin):
 def test_so_is_one_with_a_single_gpu(standin):
     """Colab. Its ranks of the CPU are more than its GPUs. Checks 6 and 7 use the CPU alone."""
     output = examined("2 3 4 5 9 10", standin(1))
-    assert "World(1, gpus=True) takes it" in output and "1 layouts of 1 on GPUs" in output
+    assert "2 ranks share 1 GPU over NCCL" in output and "of 8 on GPUs" in output
 
 
 # -- what else sees GPUs -----------------------------------------------------------------------
@@ -298,9 +298,7 @@ print({axis: seconds > 0.1 for axis, seconds in parts.items() if axis in ("tp", 
     assert "{'tp': True, 'pp': False, 'dp': False}" in python("-c", code, environ=standin(1))[0]
 
 
-@pytest.mark.slow
-def test_drop_14_trains_on_as_many_gpus_as_there_are(standin):
-    code = """
+DROP_14 = """
 import tempfile
 from pathlib import Path
 from drops import d14
@@ -312,22 +310,97 @@ with d14.world_here() as world, tempfile.TemporaryDirectory() as folder:
     print(world, d14.train_on(world, config))
     print(d14.three_ways(d14.one_step(world, config), config), d14.speeds(world, config), sep="\\n")
 """
-    output, _ = python("-c", code, environ=standin(6))
-    assert "4 ranks over NCCL, a GPU each" in output and "8 steps are done." in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "version, more, seen",
+    [
+        ("2.30.7", {}, ["World(8): 8 ranks share 1 GPU over NCCL", "dp 2 · tp 2 · pp 2", "shared: seconds"]),
+        ("2.28.9", {}, ["8 ranks have 1 GPU, and can share", "World(8): 8 ranks on the CPU over gloo"]),
+        (
+            "2.30.7",
+            {"NCCL_MULTI_RANK_GPU_ENABLE": "0"},
+            ["8 ranks could not share", "4 ranks could not share", "World(8): 8 ranks on the CPU over gloo"],
+        ),
+    ],
+)
+def test_drop_14_splits_all_axes_on_one_gpu(standin, version, more, seen):
+    output, _ = python("-c", DROP_14, environ=standin(1, version) | more)
+    assert all(words in output for words in [*seen, "8 steps are done."]), output
+
+
+@pytest.mark.slow
+def test_drop_14_trains_on_as_many_gpus_as_there_are(standin):
+    output, _ = python("-c", DROP_14, environ=standin(6))
+    assert "4 ranks on GPUs over NCCL, one for each" in output and "8 steps are done." in output
     assert re.search(r"GFLOP/s of 4 devices", output)
     rows = dict(re.findall(r"^(tp|pp)\s+(\S+ .B)\s+\2$", output, re.M))
     assert set(rows) == {"tp", "pp"}, output  # predicted and counted are the same
 
 
+SHARING = """
+import torch, torch.distributed as dist
+from helpers import World
+from helpers.ranks import RankError, current
+from three_axes import nccl
+
+def skips():
+    x = torch.ones(3, device=current.rank.device)
+    dist.send(x, 1) if dist.get_rank() == 0 else dist.recv(x, 0) if dist.get_rank() == 1 else None
+    for step in range(5):
+        if (step, dist.get_rank()) != (3, 1):
+            dist.all_reduce(x)
+        x.sum().item()
+
+try:
+    with World(4, gpus=True) as world:
+        print(world.run(nccl.version)[0])
+        world.push(kept=7)
+        try:
+            world.run(skips, timeout=3)
+        except RankError as e:
+            print(e.kind, e.ranks, e.state_kept, world.pull("kept"))
+except (ValueError, RuntimeError) as e:
+    print(type(e).__name__, e)
+"""
+
+
 @pytest.mark.slow
-def test_more_ranks_than_gpus_are_refused(standin):
+@pytest.mark.parametrize(
+    "version, installed, seen", [("2.30.7", "", (2, 30, 7)), ("2.28.9", "2.31.2", (2, 31, 2))]
+)
+def test_ranks_share_and_a_hang_of_theirs_keeps_what_they_know(standin, version, installed, seen):
+    """Also where only another NCCL than PyTorch's can, which the ranks alone load."""
+    environ = standin(1, version, installed) | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    output, error = python("-c", SHARING, environ=environ)
+    assert output.startswith(f"4 ranks share 1 GPU over NCCL; seconds mean nothing\n{seen}\n")
+    assert "timeout [0, 2, 3] True [7, 7, 7, 7]" in output
+    assert "watchdog" not in output + error, "a connection was cut before NCCL was aborted"
+
+
+@pytest.mark.slow
+def test_lines_for_developers_stay_away_and_nccls_own_error_is_told(standin):
+    output, error = python("-c", SHARING, environ=standin(1) | {"NCCL_MULTI_RANK_GPU_ENABLE": "0"})
+    told = (
+        "RuntimeError 4 ranks could not share 1 GPU: all ranks raised DistBackendError: NCCL 2.30.7: Multiple"
+    )
+    assert output.startswith(told) and output.endswith("World(4) runs on the CPU\n"), output
+    output, error = python("-c", SHARING, environ=standin(1))
+    assert "unbatched" not in output + error
+
+
+@pytest.mark.slow
+def test_more_ranks_than_gpus_share_them_where_nccl_can(standin):
     torchrun = "-m torch.distributed.run --nproc-per-node 2".split()
     how = dict(cwd=HERE.parent, capture_output=True, text=True, timeout=300)
     command = [sys.executable, *torchrun, *SMALL_RUN, "--steps", "2"]
-    refused = subprocess.run(command, env=standin(1), **how)
+    shared = subprocess.run(command, env=standin(1), **how)
+    assert shared.returncode == 0 and "2 steps under dp 2" in shared.stderr, shared.stderr
+    assert shared.stderr.count("2 ranks share 1 GPU over NCCL; seconds mean nothing") == 1
+    refused = subprocess.run(command, env=standin(1, "2.28.9"), **how)
     assert refused.returncode and "exitcode  : 2" in refused.stderr, refused.stderr
-    said = "2 ranks need a GPU each, and see 1 together. Start no more ranks on a machine than it has GPUs"
-    assert refused.stderr.count(said) == 1
+    assert refused.stderr.count("2 ranks have 1 GPU, and can share one over NVIDIA's NCCL 2.30 or newer") == 1
     on_cpu = subprocess.run(command, env=standin(1) | {"CUDA_VISIBLE_DEVICES": "-1"}, **how)
     assert on_cpu.returncode == 0 and "2 steps under dp 2" in on_cpu.stderr, on_cpu.stderr
 

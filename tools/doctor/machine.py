@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from helpers.ranks import World, current, span
-from three_axes import devices
+from three_axes import devices, nccl
 
 from .check import Wrong, add_ones, both, check, expect, ours, worlds
 
@@ -24,9 +24,9 @@ OLDEST = (2, 11)  # PyTorch, whose collectives take fake tensors
     "install PyTorch as https://pytorch.org says for your driver; without GPUs any build will do",
 )
 def versions(meet: str) -> str:
-    cuda, rocm, nccl = torch.version.cuda, torch.version.hip, dist.is_nccl_available()
+    cuda, rocm = torch.version.cuda, torch.version.hip
     build = f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "CPU"
-    by_nccl = ".".join(map(str, torch.cuda.nccl.version())) if cuda and nccl else "none"
+    by_nccl = nccl.written(nccl.version())
     rest = ", ".join(f"{name} {_version(name)}" for name in ("accelerate", "jupyterlab", "nbval"))
     seen = [
         f"Python {platform.python_version()}, PyTorch {torch.__version__} ({build}), NCCL {by_nccl}, {rest}",
@@ -35,10 +35,13 @@ def versions(meet: str) -> str:
     for i in range(devices.gpus()):
         about = torch.cuda.get_device_properties(i)
         seen.append(f"GPU {i}: {about.name}, {about.total_memory / 1e9:.0f} GB, {about.major}.{about.minor}")
-    if not devices.gpus():
+    if devices.gpus():
+        which = "the NCCL that is loaded" if nccl.shares() else nccl.newer()
+        seen.append(f"ranks can share a GPU over {which}" if which else "ranks cannot share a GPU")
+    else:
         seen.append("no GPU that PyTorch and NCCL can use")
     recent = tuple(map(int, torch.__version__.split(".")[:2])) >= OLDEST
-    expect(recent and (nccl or not torch.cuda.is_available()), "\n".join(seen))
+    expect(recent and (dist.is_nccl_available() or not torch.cuda.is_available()), "\n".join(seen))
     return "\n".join(seen)
 
 
@@ -89,22 +92,27 @@ def start(meet: str) -> str:
 
 @check(
     "more ranks than GPUs",
-    "World(n) on the CPU, its meshes' axes named; World(n, gpus=True) refused in a sentence",
+    "World(n) on the CPU, its meshes' axes named; World(n, gpus=True) shares the GPUs, with a right sum, or is"
+    " refused in a sentence",
     "report it with the message that was seen",
 )
 def too_many(meet: str) -> str:
     n = max(2, devices.gpus() + 1)
+    can = devices.gpus() and (nccl.shares() or nccl.newer())
     try:
-        World(n, gpus=True).close()
-        raise Wrong(f"World({n}, gpus=True) was not refused, with {devices.gpus()} GPUs")
-    except ValueError as e:
-        refusal = str(e)
+        with World(n, gpus=True, timeout=60) as world:
+            expect(bool(can), f"World({n}, gpus=True) was not refused, with {devices.gpus()} GPUs")
+            expect(world.run(add_ones) == [n] * n, f"{n} ranks that share add up wrongly")
+            seen = devices.placed(n, devices.gpus())
+    except (ValueError, RuntimeError) as e:
+        expect(not can, str(e))
+        seen = str(e)
     with World(n) as world:
         world.run(_over_a_mesh)
         axes = {row.axis for row in world.traffic.ranks[0]}
     over = f"collectives over a mesh of one axis of {n} ranks and one of two are shown on the axes"
     expect(axes == {"first", "second"}, f"{over} {sorted(axes)}")
-    return refusal
+    return seen
 
 
 def _over_a_mesh() -> None:

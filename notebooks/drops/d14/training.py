@@ -25,10 +25,37 @@ from three_axes.plan import TOY, Job, Layout, ModelShape, estimate, sent
 from three_axes.table import Table, human
 
 
+TRIAL_SECONDS = 120  # for two steps of ranks that share a GPU
+
+
 def world_here() -> World:
-    """A rank on each of 8, 4, 2 or 1 GPUs, as many as there are, else eight ranks on the CPU."""
-    n = next((n for n in (8, 4, 2, 1) if n <= devices.gpus()), None)
-    return World(n, gpus=True, timeout=300) if n else World(8, timeout=300)
+    """A rank on each of 8, 4 or 2 GPUs, as many as there are. One GPU is shared by eight ranks, or by four
+    where eight cannot train on it. Else eight ranks on the CPU. Prints why ranks cannot share.
+    """
+    if (gpus := devices.gpus()) > 1:
+        return World(max(n for n in (8, 4, 2) if n <= gpus), gpus=True, timeout=300)
+    for n in (8, 4) if gpus else ():
+        try:
+            return _that_trains(World(n, gpus=True, timeout=300))
+        except ValueError as e:  # NCCL is too old for any number of ranks
+            print(e)
+            break
+        except RuntimeError as e:
+            print(e)
+    return World(8, timeout=300)
+
+
+def _that_trains(world: World) -> World:
+    """The world, after two steps of a small model cut along as many axes as it can be: a collective in a part
+    of the ranks needs memory of its own. Raises RuntimeError.
+    """
+    config = Config(**layout_here(world.n, Layout(dp=2, tp=2, pp=2)), hidden=32, seq_len=16, batch=8)
+    try:
+        world.run(second_step, config, timeout=TRIAL_SECONDS)
+    except BaseException:
+        world.close()
+        raise
+    return world
 
 
 def layout_here(ranks: int, layout: Layout) -> dict[str, int]:
@@ -159,7 +186,7 @@ def speeds(world: World, config: Config) -> Table:
     all there is.
     """
     seconds = statistics.median(line["seconds"] for line in train.read_metrics(Path(config.out))[5:])
-    count = world.n if world.gpus else min(world.n, os.cpu_count() or 1)
+    count = min(world.n, devices.gpus() if world.gpus else os.cpu_count() or 1)
     flops = world.run(product_speed)[0] * count
     tokens = config.batch * config.seq_len
     flops_of_token = shape_of(config).flops_per_token(config.seq_len)
@@ -169,6 +196,7 @@ def speeds(world: World, config: Config) -> Table:
         ["measured", f"{tokens / seconds:,.0f}", f"{tokens / seconds / bound:.1%}"],
     ]
     on = f"{flops / 1e9:,.0f} GFLOP/s of {count} device{'s' * (count > 1)}"
+    on += ", shared: seconds mean nothing" * world.shared
     title = f"{config.layout}: {on}, {flops_of_token / 1e6:.1f} MFLOP a token"
     return Table(["tokens/s", "", "share"], rows, title=title)
 
