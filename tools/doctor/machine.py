@@ -13,7 +13,7 @@ import torch.distributed as dist
 from helpers.ranks import World, current, span
 from three_axes import devices, nccl
 
-from .check import Wrong, add_ones, both, check, expect, ours, worlds
+from .check import add_ones, both, check, expect, ours, worlds
 
 OLDEST = (2, 11)  # PyTorch, whose collectives take fake tensors
 
@@ -92,8 +92,8 @@ def start(meet: str) -> str:
 
 @check(
     "more ranks than GPUs",
-    "World(n) on the CPU, its meshes' axes named; World(n, gpus=True) shares the GPUs, with a right sum, or is"
-    " refused in a sentence",
+    "World(n) on the CPU, its meshes' axes named; World(n, gpus=True) shares the GPUs, with a right sum, or"
+    " is refused in a sentence",
     "report it with the message that was seen",
 )
 def too_many(meet: str) -> str:

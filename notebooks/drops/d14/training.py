@@ -24,7 +24,6 @@ from three_axes.paper import algorithmic_bytes
 from three_axes.plan import TOY, Job, Layout, ModelShape, estimate, sent
 from three_axes.table import Table, human
 
-
 TRIAL_SECONDS = 120  # for two steps of ranks that share a GPU
 
 
