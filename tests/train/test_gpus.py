@@ -382,9 +382,7 @@ def test_ranks_share_and_a_hang_of_theirs_keeps_what_they_know(standin, version,
 @pytest.mark.slow
 def test_lines_for_developers_stay_away_and_nccls_own_error_is_told(standin):
     output, error = python("-c", SHARING, environ=standin(1) | {"NCCL_MULTI_RANK_GPU_ENABLE": "0"})
-    told = (
-        "RuntimeError 4 ranks could not share 1 GPU: all ranks raised DistBackendError: NCCL 2.30.7: Multiple"
-    )
+    told = "RuntimeError 4 ranks could not share 1 GPU: all 4 ranks raised DistBackendError: NCCL 2.30.7: M"
     assert output.startswith(told) and output.endswith("World(4) runs on the CPU\n"), output
     output, error = python("-c", SHARING, environ=standin(1))
     assert "unbatched" not in output + error

@@ -92,8 +92,8 @@ def start(meet: str) -> str:
 
 @check(
     "more ranks than GPUs",
-    "World(n) on the CPU, its meshes' axes named; World(n, gpus=True) shares the GPUs, with a right sum, or"
-    " is refused in a sentence",
+    "World(n) on the CPU, its meshes' axes named; World(n, gpus=True) shares the GPUs, or is refused in a"
+    " sentence",
     "report it with the message that was seen",
 )
 def too_many(meet: str) -> str:
