@@ -282,7 +282,7 @@ def test_so_is_one_with_four_gpus(standin):
 def test_so_is_one_with_a_single_gpu(standin):
     """Colab. Its ranks of the CPU are more than its GPUs. Checks 6 and 7 use the CPU alone."""
     output = examined("2 3 4 5 9 10", standin(1))
-    assert "2 ranks share 1 GPU over NCCL" in output and "of 8 on GPUs" in output
+    assert "2 ranks share 1 GPU over NCCL" in output and "6 layouts of 4 on GPUs" in output
 
 
 # -- what else sees GPUs -----------------------------------------------------------------------

@@ -17,7 +17,7 @@ import psutil
 
 from helpers.ranks import World
 from helpers.train import Config, Trainer, read_metrics
-from three_axes import devices
+from three_axes import devices, nccl
 from three_axes.files import find
 
 from .check import ROOT, Skipped, Wrong, check, expect, ours
@@ -65,10 +65,16 @@ def _apart(losses: list[float], twin: list[float]) -> float:
 
 
 def _training_world() -> World:
-    """The ranks that training takes here: GPUs where there are some, else four on the CPU."""
+    """The ranks that training takes here: on GPUs where there are some, four that share where there is one,
+    else four on the CPU.
+    """
     from drops.d14 import world_here
 
-    return world_here() if devices.gpus() else World(4, timeout=120)
+    if devices.gpus() > 1:
+        return world_here()
+    if devices.gpus() and not (nccl.shares() or nccl.newer()):
+        return World(1, gpus=True, timeout=120)
+    return World(4, gpus=devices.gpus() == 1, timeout=120)
 
 
 @check(
