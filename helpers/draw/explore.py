@@ -7,6 +7,7 @@ explorer is an `Explorer`: named controls, and a function from their values to a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from html import escape
 
@@ -17,40 +18,59 @@ from ..live import live
 from . import gantt, memory_by_stage, ranking
 from .picture import Picture
 
+UNTIL = "until unit"  # how far a picture that grows has grown
+
 
 class Explorer:
     """Controls over a picture. draw(**values) gives a `Picture`, or raises ValueError, whose sentence is then
     shown.
 
     controls: name -> (label, possible values, first value). `set(**values)` moves them; `picture` is what
-    they show, and `refusal` why the last setting could not be drawn. plays: the control that has a button
-    which moves it on by itself.
+    they show, and `refusal` why the last setting could not be drawn. ends: for a picture that grows,
+    ends(**values) is its last unit. It gets one control more, `until`, from 1 to the last unit, which begins
+    at the last, and a button that plays it from 1 on.
     """
 
     def __init__(
-        self, draw: Callable[..., Picture], controls: dict[str, tuple[str, list, object]], plays: str = ""
+        self,
+        draw: Callable[..., Picture],
+        controls: dict[str, tuple[str, list, object]],
+        ends: Callable[..., int] | None = None,
     ):
-        self.draw, self.controls, self.plays = draw, controls, plays
+        self.draw, self.controls, self.ends = draw, controls, ends
         self.values = {name: first for name, (_, _, first) in controls.items()}
+        if ends:
+            self.values["until"] = self._end()
         self.refusal = ""
         self.picture = draw(**self.values)
         self._widgets: dict = {}
 
+    def _end(self) -> int:
+        """The last unit, under the other controls."""
+        return self.ends(**{name: self.values[name] for name in self.controls}) if self.ends else 0
+
+    def _possible(self, name: str) -> list:
+        return list(range(1, self._end() + 1)) if name == "until" else self.controls[name][1]
+
     def set(self, **values) -> None:
         """Move controls; the picture follows. Raises ValueError for a value that a control does not have."""
         for name, value in values.items():
-            if name not in self.controls:
-                raise ValueError(f"{name}={value!r}: choose from the controls {', '.join(self.controls)}")
-            if value not in (possible := self.controls[name][1]):
+            if name not in self.values:
+                raise ValueError(f"{name}={value!r}: choose from the controls {', '.join(self.values)}")
+            if value not in (possible := self._possible(name)):
                 raise ValueError(f"{name}={value!r}: choose from {', '.join(map(str, possible))}")
+        was_over = self.ends and self.values["until"] == self._end()
         self.values |= values
+        if self.ends and "until" not in values:
+            self.values["until"] = self._end() if was_over else min(self.values["until"], self._end())
         try:
             self.picture, self.refusal = self.draw(**self.values), ""
         except ValueError as e:
             self.refusal = str(e)  # the last picture stays, with the reason why this one cannot be
 
     def __repr__(self) -> str:
-        at = ", ".join(f"{label} {self.values[name]}" for name, (label, *_) in self.controls.items())
+        labels = {name: label for name, (label, *_) in self.controls.items()} | {"until": UNTIL}
+        at = ", ".join(f"{labels[name]} {value}" for name, value in self.values.items())
         return f"{at}\n{self.picture!r}"
 
     def _repr_mimebundle_(self, **_):
@@ -61,28 +81,35 @@ class Explorer:
         image = widgets.Image(value=self.picture.png(), format="png", layout=whole)
         image.add_class("three-axes-explorer")
         words = widgets.HTML()
-
-        def changed(_) -> None:
-            self.set(**{name: control.value for name, control in self._widgets.items()})
-            image.value, words.value = self.picture.png(), f"<b>{escape(self.refusal)}</b>"
-            image.layout.display = "none" if self.refusal else None  # no old picture beside a refusal
-
         for name, (label, options, _) in self.controls.items():
             how = {"options": options, "value": self.values[name], "description": label + "\u2002"}
             if isinstance(self.values[name], int):
                 control = widgets.SelectionSlider(continuous_update=False, **how)
             else:
                 control = widgets.Dropdown(**how)
-            control.style.description_width = "initial"
-            control.observe(changed, names="value")
             self._widgets[name] = control
+        playing = []
+        if self.ends:
+            span = {"min": 1, "max": self._end(), "value": self.values["until"]}
+            self._widgets["until"] = widgets.IntSlider(description=UNTIL + "\u2002", **span)
+            playing = [self._widgets["until"], widgets.Play(interval=500, **span)]
+            # In the page the button's value goes to the slider, at the start too: so both have one.
+            widgets.jslink((playing[1], "value"), (playing[0], "value"))
+
+        def moved(name: str, value) -> None:
+            if value == self.values[name]:
+                return
+            self.set(**{name: value})
+            image.value, words.value = self.picture.png(), f"<b>{escape(self.refusal)}</b>"
+            image.layout.display = "none" if self.refusal else None  # no old picture beside a refusal
+            for one in playing if name != "until" else ():  # the end is elsewhere now
+                one.max, one.value = self._end(), self.values["until"]
+
+        for name, control in self._widgets.items():
+            control.style.description_width = "initial"
+            control.observe(lambda change, name=name: moved(name, change["new"]), names="value")
         beside = widgets.Layout(flex_flow="row wrap", grid_gap="0 2em")
-        rows = widgets.HBox(list(self._widgets.values()), layout=beside)
-        if self.plays:
-            slider = self._widgets[self.plays]
-            button = widgets.Play(max=len(slider.options) - 1, interval=500)
-            widgets.jslink((button, "value"), (slider, "index"))
-            rows.children = (*rows.children, button)
+        rows = widgets.HBox([*self._widgets.values(), *playing[1:]], layout=beside)
         box = widgets.VBox([rows, words, image])
         bundle, metadata = self.picture._repr_mimebundle_()
         return {**bundle, "text/plain": repr(self), **live(box)}, metadata
@@ -91,24 +118,31 @@ class Explorer:
 class _Until:
     """The beginning of a simulated timeline, on the axis of the whole."""
 
-    def __init__(self, whole: simulation.Timeline, end: float):
+    def __init__(self, whole: simulation.Timeline, until: float):
         self.unit, self.level_unit, self.makespan = whole.unit, whole.level_unit, whole.makespan
-        self.schedule = whole.schedule
+        self.schedule, self.until = whole.schedule, until
         self.rows = [
-            [(*what, start, min(stop, end)) for *what, start, stop in row if start < end]
+            [(*what, start, min(stop, until)) for *what, start, stop in row if start < until]
             for row in whole.rows
         ]
-        self.levels = [[level for level in row if level[0] < end] for row in whole.levels]
+        self.levels = [[level for level in row if level[0] < until] for row in whole.levels]
 
     def peak(self, rank: int) -> int:
         """The most that the rank has held so far."""
         return max((held for _, held in self.levels[rank]), default=0)
 
 
+def _orders(p: int, m: int) -> list[simulation.Timeline]:
+    """GPipe and 1F1B on paper. Forward takes 1 unit, backward 2."""
+    return [simulation.paper(SCHEDULES[name].make(p, m, 1)) for name in ("GPipe", "1F1B")]
+
+
 def draw_orders(p: int, m: int, until: int) -> Picture:
-    """GPipe over 1F1B on one axis, as far as that unit. Forward takes 1 unit, backward 2."""
-    made = (simulation.paper(SCHEDULES[name].make(p, m, 1)) for name in ("GPipe", "1F1B"))
-    panels = {f"{line.schedule.name}: {line.makespan:.0f} units": _Until(line, until) for line in made}
+    """GPipe over 1F1B on one axis, as far as that unit. What an order takes is said when it is over."""
+    panels = {
+        line.schedule.name + f": {line.makespan:.0f} units" * (until >= line.makespan): _Until(line, until)
+        for line in _orders(p, m)
+    }
     return gantt.timeline(panels, memory=True)
 
 
@@ -116,12 +150,8 @@ def orders(p: int = 4, m: int = 8) -> Explorer:
     """GPipe and 1F1B, one above the other, unit by unit."""
     return Explorer(
         draw_orders,
-        {
-            "m": ("microbatches m", [1, 2, 4, 8, 16], m),
-            "p": ("stages p", [2, 4], p),
-            "until": ("until unit", list(range(1, 58)), 57),
-        },
-        plays="until",
+        {"m": ("microbatches m", [1, 2, 4, 8, 16], m), "p": ("stages p", [2, 4], p)},
+        ends=lambda p, m: math.ceil(max(line.makespan for line in _orders(p, m))),
     )
 
 

@@ -62,8 +62,8 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
     ]
     units = [t.unit for t in panels.values()]
     # Inches under a panel, for its axis: of neighbours with one unit, the last one alone names it.
-    under = [0.35 if unit == after else 0.55 for unit, after in zip(units, [*units[1:], ""])]
-    over, foot = 0.4, 0.3  # for a panel's title, and for the legend
+    under = [0.35 if unit == after else 0.52 for unit, after in zip(units, [*units[1:], ""])]
+    over, foot = 0.36, 0.26  # for a panel's title, and for the legend
     height = sum(rows) + sum(under) + over * len(rows) + foot
     with mpl.rc_context({"figure.constrained_layout.use": False}):  # the places are known
         figure = mpl.figure.Figure(figsize=(WIDTH, height))
@@ -82,7 +82,7 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
         if units[i + 1 : i + 2] == [t.unit]:
             ax.set_xlabel("")
     legend = " · ".join([WORDS[k] for k in kinds] + ["empty: idle"])
-    figure.text(0.5, 0.08 / height, legend, fontsize=min(9.5, 1100 / len(legend)), ha="center")
+    figure.text(0.5, 0.07 / height, legend, fontsize=min(9.5, 1100 / len(legend)), ha="center")
     return Picture(
         figure,
         title + ". " * bool(title) + " ".join(_words(name, t, strips[name]) for name, t in panels.items()),
@@ -155,6 +155,9 @@ def panel(ax, t, strip: bool, longest: float, most: float, path: set, named: boo
         xlim=(0, scale * longest),
         xlabel="milliseconds" if t.unit == "s" else t.unit,
     )
+    if t.unit != "s":  # what is counted in units ends at a number that is written
+        ticks = [at for at in ax.get_xticks() if 0 <= at <= 0.96 * longest] + [longest]
+        ax.set_xticks(ticks, [f"{at:g}" for at in ticks])
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
 
@@ -237,7 +240,8 @@ def _strip(ax, t, rank: int, top: float, height: float, scale: float, most: floa
     """What the rank holds, as steps that grow upwards from the strip's floor."""
     floor, tall = top + height - 0.06, height - 0.12
     steps = t.levels[rank]
-    times = [scale * at for at, _ in steps] + [scale * longest]
+    ends = scale * min(longest, getattr(t, "until", longest))  # a timeline that is still growing is cut here
+    times = [scale * at for at, _ in steps] + [ends]
     heights = [floor - tall * size / most for _, size in steps]
     ax.fill_between(
         times, floor, heights + heights[-1:], step="post", color="#8C8C8C", alpha=0.55, linewidth=0

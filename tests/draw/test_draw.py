@@ -44,10 +44,34 @@ def test_a_split_says_in_words_what_it_draws():
     assert "what was sent is not measured here" in picture(None).alt
 
 
-def test_two_orders_grow_unit_by_unit():
+def test_two_orders_grow_unit_by_unit_and_say_what_they_take_when_they_are_over():
     orders = explore.orders(p=4, m=8)
     whole = orders.picture.alt
+    assert orders.values["until"] == 33 and whole.count("33 units") == 2
     orders.set(until=2)
     assert "rank 0 F0 F1, rank 1 F0" in orders.picture.alt and "B0" not in orders.picture.alt
-    orders.set(until=57)
-    assert orders.picture.alt == whole and whole.count("33 units") == 2
+    assert "33" not in orders.picture.alt
+    for ax in orders.picture.figure.axes:
+        strips = [strip.get_datalim(ax.transData).x1 for strip in ax.collections if strip.get_alpha() == 0.55]
+        assert strips and max(strips) <= 2, "what is held is drawn as far as the time"
+        assert ax.get_xticks()[-1] == 33
+    orders.set(until=33)
+    assert orders.picture.alt == whole
+    orders.set(m=2)  # shorter, and over still
+    assert orders.values["until"] == 15 and orders.picture.alt.count("15 units") == 2
+    orders.set(until=4)
+    orders.set(m=16)
+    assert orders.values["until"] == 4
+    with pytest.raises(ValueError, match="until=58: choose from 1, 2"):
+        orders.set(until=58)
+
+
+def test_the_buttons_of_a_picture_that_grows_begin_at_its_end_and_follow_it():
+    orders = explore.orders(p=4, m=8)
+    orders._repr_mimebundle_()
+    slider = orders._widgets["until"]
+    slider.value = 5
+    assert orders.values["until"] == 5 and "B0" in orders.picture.alt
+    slider.value = slider.max
+    orders._widgets["m"].value = 16
+    assert slider.value == slider.max == orders.values["until"] == 57

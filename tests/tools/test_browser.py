@@ -7,6 +7,7 @@ Where no Chromium is found these tests are skipped, and say so. .ci/run installs
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from test_site import CHROMIUM
 
 from drops import b1, b2, b3, b4, b5
 from drops.d01 import fingerprints
+from helpers.draw import explore
 from helpers.practice.exercise import Exercise
 from helpers.ranks.ports import free_port
 from tools import pages
@@ -257,31 +259,55 @@ def test_fail_read_why_pass_and_stop(notebook):
     page.get_by_text("and on: [42, 42]").wait_for(timeout=MINUTE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("notebook", ["07", "09", "13"], indirect=True)
-def test_a_slider_by_keyboard_and_by_mouse(notebook):
-    page = notebook.page
-    notebook.run("from drops import", "explore.")
-    assert notebook.errors() == []
-    images = ".three-axes-explorer img, img.three-axes-explorer"
-    shown = lambda: page.locator(images).last.get_attribute("src")
+EXPLORERS = [
+    (path.name[:2], call)
+    for path in sorted((ROOT / "notebooks").rglob("*.ipynb"))
+    for cell in nbformat.read(path, as_version=4).cells
+    if cell.cell_type == "code"
+    for call in re.findall(r"explore\.\w+\(.*\)", cell.source)
+]
+IMAGES = ".three-axes-explorer img, img.three-axes-explorer"
 
-    def redrawn(before: str) -> None:
-        changed = f"before => [...document.querySelectorAll('{images}')].pop().src != before"
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook, call", EXPLORERS, indirect=["notebook"])
+def test_an_explorer_begins_as_python_says_and_moves_by_keyboard_and_by_mouse(notebook, call):
+    page = notebook.page
+    notebook.run("helpers.draw import explore", call)
+    assert notebook.errors() == []
+    page.locator(IMAGES).last.wait_for(timeout=MINUTE)
+    page.wait_for_timeout(2000)  # a link in the page would have pushed its own value by now
+    shown = lambda: page.locator(IMAGES).last.get_attribute("src")
+    drawn = page.evaluate(
+        "async src => Array.from(new Uint8Array(await (await fetch(src)).arrayBuffer()))", shown()
+    )
+    made = eval(call, {"explore": explore})
+    assert bytes(drawn) == made.picture.png(), f"{call} begins with another picture than {made!r}"
+    height = notebook.cell(call).locator(".jp-OutputArea-output").last.bounding_box()["height"]
+    assert height <= 640, "controls and picture are seen together on a laptop"
+
+    def redrawn(before: str) -> str:
+        changed = f"before => [...document.querySelectorAll('{IMAGES}')].pop().src != before"
         page.wait_for_function(changed, arg=before, timeout=MINUTE)
+        return shown()
 
     before = shown()
     handle = page.locator(".noUi-handle").first
     handle.focus()
     page.keyboard.press("ArrowRight")
-    redrawn(before)
-    after = shown()
+    after = redrawn(before)
     box = handle.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
     page.mouse.move(box["x"] - 80, box["y"] + box["height"] / 2, steps=5)
     page.mouse.up()
-    redrawn(after)
+    after = redrawn(after)
+    for button in page.locator(".widget-play button").all()[:1]:  # from the end it plays from the beginning
+        until = page.locator(".widget-readout").last
+        last = int(until.inner_text())
+        button.click()
+        redrawn(after)
+        assert int(until.inner_text()) < last / 2
 
 
 @pytest.mark.slow
