@@ -116,7 +116,7 @@ def decision_tree() -> Picture:
         "a1": (2.0, 2, "DP"),
         "q2": (0.0, 1, "at most 60 %\nof a node's?"),
         "a2": (2.0, 1, "FSDP"),
-        "a3": (2.0, 0, "TP in the node, PP over\nseveral, DP on top"),
+        "a3": (2.0, 0, "TP in the node,\nPP over nodes, DP"),
     }
     boxed = {}
     for name, (x, y, text) in boxes.items():
