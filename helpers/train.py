@@ -259,23 +259,16 @@ def checkpoints(run: Path) -> list[Path]:
 
 def digest(file: Path) -> str:
     """The SHA-256 of a file, as `sha256sum` prints it. Raises ValueError for what is no file, a pipe say."""
-    made = hashlib.sha256()
     with open_file(file) as f:
-        while block := f.read(2**20):
-            made.update(block)
-    return made.hexdigest()
-
-
-def _text(file: Path) -> str:
-    with open_file(file) as f:
-        return f.read().decode()
+        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def damage(folder: Path) -> str:
     """What is wrong with a checkpoint, as a sentence; "" where its files are what was saved."""
     name = SUMS
     try:
-        sums = [line.split("  ", 1) for line in _text(folder / SUMS).splitlines()]
+        with open_file(folder / SUMS) as f:
+            sums = [line.split("  ", 1) for line in f.read().decode().splitlines()]
         if not sums or sums[-1][1:] != [ABOUT]:  # the last line
             raise ValueError("it is cut short")
         for saved, name in sums:
