@@ -9,7 +9,7 @@ import numpy as np
 
 from three_axes.table import human
 
-from .picture import INK, PAPER, Picture, box, fix, rank_colour, row_of_panels, styled
+from .picture import FAINT, INK, PAPER, Picture, box, fix, rank_colour, row_of_panels, styled
 
 PARTS = {
     "weights": (INK, ""),
@@ -58,6 +58,39 @@ def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: 
         for k, (column, top) in enumerate(zip(columns, heights))
     )
     return Picture(figure, f"{title}. " + "; ".join(words) + f". The device holds {room:.0f} GB.")
+
+
+@styled
+def states(held: dict[str, Sequence[dict[str, int]]]) -> Picture:
+    """A panel for each way to train: of each part of the states, what each rank holds.
+
+    held: name -> each rank's bytes by part, measured; the first name holds all of every part. A part is a box,
+    as high as its bytes. A rank that holds the d-th of it fills that piece of the box that is its own.
+    """
+    figure, axes = row_of_panels(len(held), 9.6, 3.6)
+    whole, words = next(iter(held.values()))[0], []
+    for ax, (name, ranks) in zip(axes[0], held.items()):
+        floor = 0.0
+        for part, size in whole.items():
+            colour, hatch = PARTS[part]
+            for rank, mine in enumerate(ranks):
+                box(ax, rank, floor / 1e6, 0.86, size / 1e6, facecolor=PAPER, edgecolor=FAINT, linewidth=0.8)
+                own = rank * mine[part] if mine[part] < 0.9 * size else 0
+                look = dict(facecolor=colour, hatch=hatch, edgecolor=PAPER, linewidth=0.8)
+                box(ax, rank, (floor + own) / 1e6, 0.86, mine[part] / 1e6, **look)
+            if ax is axes[0][0]:
+                at = (floor + size / 2) / 1e6
+                ax.text(-0.15, at, f"{part}\n{human(size)}", ha="right", va="center", fontsize=9.5)
+            floor += size
+        total = human(sum(ranks[0].values()))
+        ax.set_title(f"{name}: {total}", fontsize=11)
+        ax.set(xlim=(-0.1, len(ranks)), ylim=(0, 1.01 * floor / 1e6), yticks=[])
+        ax.set_xticks([rank + 0.43 for rank in range(len(ranks))], range(len(ranks)))
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+        words.append(f"{name}: {', '.join(f'{part} {human(size)}' for part, size in ranks[0].items())}")
+    figure.supxlabel("rank · filled: what it holds · empty: what it gave away", fontsize=10)
+    return Picture(figure, f"States on each rank. {'; '.join(words)}.")
 
 
 @styled

@@ -20,14 +20,19 @@ HOW_FAR = (
 )
 
 
-def sent_between(traffic: Traffic) -> dict[tuple[int, int], int]:
-    """(from, to) -> measured bytes. Pairs between which headers and acknowledgements alone went are left
-    out; it is empty where the system does not count.
+def sent_between(traffic: Traffic) -> dict[tuple[int, int], float]:
+    """(from, to) -> measured bytes; {} where nothing was sent, or the system does not count.
+
+    To some ranks a rank sends headers and acknowledgements alone. These pairs are left out, and their bytes
+    are shared out over the rank's other pairs: a rank's arrows sum to what a table has as "on the wire".
     """
     matrix = traffic.matrix or []
     least = 0.01 * max((size for row in matrix for size in row), default=0)
-    sizes = {(a, b): size for a, row in enumerate(matrix) for b, size in enumerate(row)}
-    return {pair: size for pair, size in sizes.items() if size > least}
+    sent = {}
+    for a, row in enumerate(matrix):
+        kept = {b: size for b, size in enumerate(row) if size > least}
+        sent |= {(a, b): size * sum(row) / sum(kept.values()) for b, size in kept.items()}
+    return sent
 
 
 @styled

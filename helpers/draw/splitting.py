@@ -20,7 +20,7 @@ EXAMPLES, BLOCKS = 8, 4  # of the toy's batch, and of the toy
 KINDS = {"parameters": "weights"}  # as `memory.by_kind` names it -> as the strip does
 COLUMN, STEP = 1.2, 1.55  # a rank's width on paper, and the distance to the next
 SEES, SENDS, HOLDS, KEEPS = 8.9, 6.55, 2.3, 1.0  # the heights of the four rows
-ARC = 0.75  # of an arrow to the next rank
+ARC, LANE = 0.75, 0.72  # the heights of an arrow to the next rank, and of an axis where there are several
 
 
 class _Split(NamedTuple):
@@ -48,7 +48,8 @@ def splits(runs: dict[str, tuple[dict[str, int], Traffic, list[dict[str, int]]]]
     """
     made = {name: _Split(*run) for name, run in runs.items()}
     n = max(len(run.kept) for run in made.values())
-    figure, axes = row_of_panels(len(made), max(3.3, 0.82 * n + 0.4) * len(made), 4.2)
+    lanes = 1.3 * any(_left(run) < -1 for run in made.values())  # inches for their names
+    figure, axes = row_of_panels(len(made), max(3.3, 0.82 * n + 0.4) * len(made) + lanes, 4.2)
     most_kept = max(sum(_kinds(kept).values()) for run in made.values() for kept in run.kept)
     most_sent = max(
         (size for run in made.values() for size in sent_between(run.traffic).values()), default=1.0
@@ -59,10 +60,10 @@ def splits(runs: dict[str, tuple[dict[str, int], Traffic, list[dict[str, int]]]]
             _column(ax, run, rank, most_kept)
         _arrows(ax, run, most_sent)
         ax.set_title(name)
-        ax.set(xlim=(-0.15, STEP * (n - 1) + COLUMN + 0.15), ylim=(0.3, 9.9))
+        ax.set(xlim=(_left(run), STEP * (n - 1) + COLUMN + 0.15), ylim=(0.3, 9.9))
         ax.axis("off")
         words.append(f"{name}: {_in_words(run)}")
-    _name_the_rows(axes[0][0])
+    _name_the_rows(axes[0][0], _left(next(iter(made.values()))))
     shown = {kind for run in made.values() for kept in run.kept for kind in _kinds(kept)}
     names = [
         Patch(facecolor=colour, hatch=hatch, edgecolor=INK, label=kind)
@@ -106,27 +107,43 @@ def _column(ax, run: _Split, rank: int, most_kept: float) -> None:
 
 
 def _arrows(ax, run: _Split, most_sent: float) -> None:
-    """Who sent how much to whom: an arc for each pair, the higher the farther; each size is written once."""
+    """Who sent how much to whom. Along one axis: an arc for each pair, the higher the farther, and each size
+    is written once. Along several: a lane for each, the innermost lowest.
+    """
     sent = sent_between(run.traffic)
+    axes = [axis for axis in reversed(run.sizes) if run.sizes[axis] > 1]
     named = _named(sent)
     for (a, b), size in sent.items():
-        both = (b, a) in sent
-        if both and a > b:
+        both, axis = (b, a) in sent, Placement(run.sizes).axis_between(a, b)
+        if both and a > b or axis is None:
             continue
         size, back = max(size, sent.get((b, a), 0)), min(size, sent.get((b, a), 0))
         x, y = (rank * STEP + COLUMN / 2 for rank in (a, b))
-        top = ARC * math.sqrt(abs(a - b))
-        bow = Path([(x, SENDS), ((x + y) / 2, SENDS + 2 * top), (y, SENDS)], [1, 3, 3])
+        floor, top = SENDS, ARC * math.sqrt(abs(a - b))
+        if len(axes) > 1:
+            floor += LANE * axes.index(axis)
+            top = 0.55 * LANE
+        bow = Path([(x, floor), ((x + y) / 2, floor + 2 * top), (y, floor)], [1, 3, 3])
         heads = "<|-|>" if both else "-|>"
         look = dict(mutation_scale=9, linewidth=0.8 + 2 * size / most_sent, color=INK, zorder=3)
         ax.add_patch(FancyArrowPatch(path=bow, arrowstyle=heads, **look))
-        if (a, b) in named or (b, a) in named:
+        if len(axes) == 1 and ((a, b) in named or (b, a) in named):
             said = human(size) + " each way" * (back > 0.95 * size)
-            text = ax.text((x + y) / 2, SENDS + top, said, ha="center", va="center", fontsize=9)
+            text = ax.text((x + y) / 2, floor + top, said, ha="center", va="center", fontsize=9, zorder=4)
             text.set_bbox(dict(boxstyle="round,pad=0.1", facecolor=PAPER, edgecolor="none"))
-            text.set_zorder(4)
+    for lane, axis in enumerate(axes if len(axes) > 1 else ()):
+        sizes = [size for (a, b), size in sent.items() if Placement(run.sizes).axis_between(a, b) == axis]
+        if sizes:
+            most = "up to " * (min(sizes) < 0.99 * max(sizes)) + human(max(sizes))
+            said = dict(ha="right", va="center", fontsize=9)
+            ax.text(-0.1, SENDS + LANE * (lane + 0.25), f"{axis}: {most}", **said)
     if not sent:
-        ax.text(0, SENDS, "not measured on this system", fontsize=9)
+        ax.text(0, SENDS, _nothing(run), fontsize=9)
+
+
+def _nothing(run: _Split) -> str:
+    """What to say where no arrow is."""
+    return "not measured on this system" if run.traffic.matrix is None else "nothing"
 
 
 def _named(sent: dict[tuple[int, int], float]) -> list[tuple[int, int]]:
@@ -143,10 +160,15 @@ def _named(sent: dict[tuple[int, int], float]) -> list[tuple[int, int]]:
     return chosen
 
 
-def _name_the_rows(ax) -> None:
+def _left(run: _Split) -> float:
+    """Where a panel begins: lanes have their names before the first rank."""
+    return -0.15 if sum(size > 1 for size in run.sizes.values()) < 2 else -2.6
+
+
+def _name_the_rows(ax, left: float) -> None:
     rows = {"sees": SEES + 0.2, "sends": SENDS + 0.7, "holds": HOLDS + BLOCKS / 2, "keeps": KEEPS + 0.25}
     for name, y in rows.items():
-        ax.text(-0.25, y, name, ha="right", va="center", fontsize=10, rotation=90)
+        ax.text(left - 0.1, y, name, ha="right", va="center", fontsize=10, rotation=90)
 
 
 def _in_words(run: _Split) -> str:
@@ -159,6 +181,6 @@ def _in_words(run: _Split) -> str:
     sees = run.part(0, "dp", EXAMPLES)[1], run.part(0, "pp", BLOCKS)[1], run.part(0, "tp", 1)[1]
     return (
         f"a rank sees {sees[0]:.0f} of {EXAMPLES} examples and holds {sees[2]:.0%} of the width of"
-        f" {sees[1]:.0f} of {BLOCKS} blocks; {arrows or 'what was sent is not measured here'}; kept by rank:"
+        f" {sees[1]:.0f} of {BLOCKS} blocks; {arrows or 'sent: ' + _nothing(run)}; kept by rank:"
         f" {holds}."
     )

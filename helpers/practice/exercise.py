@@ -416,6 +416,9 @@ def _says_something(function: Callable) -> bool:
     return any(not isinstance(value, ast.Constant) or value.value is not ... for value in values)
 
 
+NONE_OF_THESE = "none of these: "
+
+
 class Prediction:
     """A question with a few possible answers, to be committed to before the cell that answers it:
     `guess = predict("How many?", "one", "two")`, later `guess.reveal("two")`.
@@ -451,10 +454,11 @@ class Prediction:
             buttons.value, buttons.disabled = self.chosen, True
 
     def reveal(self, answer: str, because: str = "", found: str = "Measured") -> _Text | _Unchosen:
-        """Hold the reader's choice against `answer`, one of the options; without a choice, ask again. found:
-        how it was, 'Measured' or 'Computed'.
+        """Hold the reader's choice against `answer`, one of the options; without a choice, ask again. Where no
+        option fits what was measured, `answer` is 'none of these: ' and what it was. found: how it was found,
+        'Measured' or 'Computed'.
         """
-        if answer not in self.options:
+        if answer not in self.options and not answer.startswith(NONE_OF_THESE):
             raise ValueError(f"the answer {answer!r} is not among the options {self._listed}")
         if self.chosen is None and passed.is_kept():  # else nobody is there to choose
             return _Unchosen(self, lambda: self.reveal(answer, because, found))

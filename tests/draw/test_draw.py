@@ -1,11 +1,13 @@
 """Pictures and explorers: what is drawn is seen, what cannot be drawn is refused in words."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 
 from helpers import draw
 from helpers.draw import explore
+from three_axes.paper import Placement
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, plan
 
 
@@ -35,13 +37,58 @@ def test_a_ranking_draws_all_seconds_of_models_with_experts():
         assert said.startswith(f" {row.seconds:.2f} s")
 
 
+def split(sizes: dict[str, int], matrix: list[list[int]] | None):
+    """The picture of a step in which ranks sent what the matrix says."""
+    kept = [{"parameters": 4_000_000, "gradients": 4_000_000, "optimizer": 0, "resident": 10**9}]
+    step = sizes, SimpleNamespace(matrix=matrix), kept * math.prod(sizes.values())
+    return draw.splits({"tensor": step})
+
+
+def written(picture) -> list[str]:
+    return [text.get_text() for text in picture.figure.axes[0].texts]
+
+
 def test_a_split_says_in_words_what_it_draws():
-    kept = [{"parameters": 4_000_000, "gradients": 4_000_000, "optimizer": 0, "resident": 10**9}] * 2
-    picture = lambda matrix: draw.splits({"tensor": ({"tp": 2}, SimpleNamespace(matrix=matrix), kept)})
-    measured = picture([[0, 5_000_000], [5_000_000, 0]]).alt
-    assert "sees 8 of 8 examples and holds 50% of the width of 4 of 4 blocks" in measured
-    assert "rank 0 sent 5.00 MB to rank 1" in measured and "kept by rank: 8.00 MB, 8.00 MB" in measured
-    assert "what was sent is not measured here" in picture(None).alt
+    measured = split({"tp": 2}, [[0, 5_000_000], [5_000_000, 0]])
+    assert "sees 8 of 8 examples and holds 50% of the width of 4 of 4 blocks" in measured.alt
+    assert "rank 0 sent 5.00 MB to rank 1" in measured.alt and "5.00 MB each way" in written(measured)
+    assert "kept by rank: 8.00 MB, 8.00 MB" in measured.alt
+
+
+def test_a_split_tells_nothing_sent_from_not_measured():
+    for sizes, matrix, said in (
+        ({"tp": 2}, None, "not measured on this system"),
+        ({"tp": 2}, [[0, 0], [0, 0]], "nothing"),
+        ({"tp": 1}, [[0]], "nothing"),
+    ):
+        picture = split(sizes, matrix)
+        assert said in written(picture) and f"sent: {said};" in picture.alt
+
+
+def test_arrows_sum_to_what_the_table_has_on_the_wire():
+    """Headers and acknowledgements to a rank that gets nothing else have no arrow of their own."""
+    picture = split({"dp": 3}, [[0, 6_290_000, 30_000], [0, 0, 6_320_000], [6_320_000, 0, 0]])
+    assert "rank 0 sent 6.32 MB to rank 1, rank 1 sent 6.32 MB to rank 2" in picture.alt
+
+
+def test_several_axes_have_a_lane_each_with_its_name_and_bytes():
+    grid = Placement({"pp": 2, "dp": 2, "tp": 2})
+    sizes = {"tp": 1_060_000, "dp": 3_480_000, "pp": 131_000, None: 0}
+    matrix = [[sizes[grid.axis_between(a, b)] if a != b else 0 for b in range(8)] for a in range(8)]
+    matrix[4][6] -= 60_000
+    picture = split({"pp": 2, "dp": 2, "tp": 2}, matrix)
+    assert {"tp: 1.06 MB", "dp: up to 3.48 MB", "pp: 131 kB"} <= set(written(picture))
+
+
+def test_states_are_drawn_as_they_are_measured():
+    whole = {"weights": 4e6, "gradients": 4e6, "optimizer": 8e6}
+    cut = whole | {"optimizer": 2e6}
+    picture = draw.states({"DP": [whole] * 4, "ZeRO-1": [cut] * 4})
+    assert "ZeRO-1: weights 4.00 MB, gradients 4.00 MB, optimizer 2.00 MB" in picture.alt
+    filled = [p for p in picture.figure.axes[1].patches if p.get_facecolor()[:3] != (1, 1, 1)]
+    assert sum(p.get_height() for p in filled) == pytest.approx(4 * 10)
+    own = sorted(p.get_y() for p in filled if p.get_height() == pytest.approx(2))
+    assert own == pytest.approx([8, 10, 12, 14]), "each rank's piece is its own"
 
 
 def test_two_orders_grow_unit_by_unit_and_say_what_they_take_when_they_are_over():

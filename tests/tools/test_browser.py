@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 import urllib.request
+from io import BytesIO
 from pathlib import Path
 
 import nbformat
 import pytest
+from matplotlib.image import imread
 from test_site import CHROMIUM
 
 from drops import b1, b2, b3, b4, b5
@@ -282,7 +284,10 @@ def test_an_explorer_begins_as_python_says_and_moves_by_keyboard_and_by_mouse(no
         "async src => Array.from(new Uint8Array(await (await fetch(src)).arrayBuffer()))", shown()
     )
     made = eval(call, {"explore": explore})
-    assert bytes(drawn) == made.picture.png(), f"{call} begins with another picture than {made!r}"
+    first, python = (imread(BytesIO(png)) for png in (bytes(drawn), made.picture.png()))
+    assert first.shape == python.shape and (abs(first - python) > 0.1).any(2).mean() < 0.005, (
+        f"{call} begins with another picture than {made!r}"
+    )
     height = notebook.cell(call).locator(".jp-OutputArea-output").last.bounding_box()["height"]
     assert height <= 640, "controls and picture are seen together on a laptop"
 
@@ -294,12 +299,12 @@ def test_an_explorer_begins_as_python_says_and_moves_by_keyboard_and_by_mouse(no
     before = shown()
     handle = page.locator(".noUi-handle").first
     handle.focus()
-    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowLeft")
     after = redrawn(before)
     box = handle.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
-    page.mouse.move(box["x"] - 80, box["y"] + box["height"] / 2, steps=5)
+    page.mouse.move(box["x"] + 80, box["y"] + box["height"] / 2, steps=5)
     page.mouse.up()
     after = redrawn(after)
     for button in page.locator(".widget-play button").all()[:1]:  # from the end it plays from the beginning
