@@ -64,8 +64,8 @@ def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: 
 def states(held: dict[str, Sequence[dict[str, int]]]) -> Picture:
     """A panel for each way to train: of each part of the states, what each rank holds.
 
-    held: name -> each rank's bytes by part, measured; the first name holds all of every part. A part is a box,
-    as high as its bytes. A rank that holds the d-th of it fills that piece of the box that is its own.
+    held: name -> each rank's bytes by part, measured; the first name holds all of every part. A part is a
+    box, as high as its bytes. A rank that holds the d-th of it fills that piece of the box that is its own.
     """
     figure, axes = row_of_panels(len(held), 9.6, 3.6)
     whole, words = next(iter(held.values()))[0], []

@@ -454,9 +454,9 @@ class Prediction:
             buttons.value, buttons.disabled = self.chosen, True
 
     def reveal(self, answer: str, because: str = "", found: str = "Measured") -> _Text | _Unchosen:
-        """Hold the reader's choice against `answer`, one of the options; without a choice, ask again. Where no
-        option fits what was measured, `answer` is 'none of these: ' and what it was. found: how it was found,
-        'Measured' or 'Computed'.
+        """Hold the reader's choice against `answer`, one of the options; without a choice, ask again. Where
+        no option fits what was measured, `answer` is 'none of these: ' and what it was. found: how it was
+        found, 'Measured' or 'Computed'.
         """
         if answer not in self.options and not answer.startswith(NONE_OF_THESE):
             raise ValueError(f"the answer {answer!r} is not among the options {self._listed}")

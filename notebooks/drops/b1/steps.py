@@ -188,3 +188,10 @@ def exposed() -> dict[str, list[tuple[int, float]]]:
     share = lambda e: 100 * e.time["data parallel"] / e.step_seconds
     tokens = [SEQ << k for k in range(6)]
     return {name: [(n, share(at(cluster, n))) for n in tokens] for name, cluster in clusters.items()}
+
+
+def answer(early: Timeline) -> tuple[str, str]:
+    """What `reveal` takes: how many layers are whole at once."""
+    whole = early.peak(0) / BLOCK
+    option = {1: "one", 2: "two", 6: "all six"}.get(whole, f"none of these: {whole:g}")
+    return option, "The one that computes, and the next one on its way."

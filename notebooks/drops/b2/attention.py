@@ -110,3 +110,12 @@ def ring_or_exchange(network: networks.Network) -> dict[str, float]:
             way: clock.shortest(lambda way=way: max(world.run(_forward, way, "zig-zag", 8, 2, 256)), float)
             for way in ("ring", "all-to-all")
         }
+
+
+def answer() -> tuple[str, str, str]:
+    """What `reveal` takes: how long the busiest rank computes, the mean being 1."""
+    return (
+        f"{max(work('in order')):.2f}",
+        "The last quarter looks at itself and at all before it.",
+        "Computed",
+    )

@@ -114,3 +114,14 @@ def published() -> dict[str, float]:
         for row in rows_of("moe_folding_2025_table3.csv")
         if row["model"] == "Mixtral-8x22B"
     }
+
+
+def dispatched(T: int, h: int, k: int, ep: int) -> float:
+    """Numbers that a rank sends to dispatch T tokens of h numbers to k experts each, over ep ranks."""
+    return T * k * h * (ep - 1) / ep
+
+
+def answer(T: int, h: int, k: int, ep: int) -> tuple[str, str, str]:
+    """What `reveal` takes: these numbers in halves of T·h."""
+    why = f"k copies of each token, and (ep−1)/ep of them go to other ranks: {k}·{ep - 1}/{ep}."
+    return f"{2 * dispatched(T, h, k, ep) / (T * h):.0f}/2 · T·h", why, "Computed"

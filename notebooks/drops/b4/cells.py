@@ -45,3 +45,10 @@ def watchdog_logs() -> Table:
     figures = lambda log: [f"{int(log['seq']):,}", f"{int(log['ran_ms']) / 1000:,.1f} s"]
     rows = [[log["log"], log["rank"], log["op"], *figures(log)] for log in rows_of("nccl_watchdog_logs.csv")]
     return Table(["log", "rank", "OpType", "SeqNum", "ran for"], rows)
+
+
+def answer(run: Stopped) -> tuple[str, str]:
+    """What `reveal` takes: which rank of a run that stands still to look at first."""
+    silent = [rank for rank, seen in enumerate(run.seen) if seen.finished]
+    why = f"A rank that times out has come, and waits. Rank {silent[0]} had fewer batches: its loop is over."
+    return "the one that reports nothing" if len(silent) == 1 else f"none of these: ranks {silent}", why

@@ -6,6 +6,7 @@ from drops import measured
 from drops.measured import Step
 from helpers import toy
 from helpers.ranks import World
+from three_axes.count import Traffic
 
 # Name -> (how the toy is split, its step)
 SCHEMES = {
@@ -19,3 +20,9 @@ AXES = {"data": "dp", "tensor": "tp", "pipeline": "pp"}
 def three_cuts(world: World) -> dict[str, Step]:
     """A step of each scheme: what it moved, and what each rank keeps."""
     return {name: measured.one_step(world, {AXES[name]: world.n}, *SCHEMES[name]) for name in AXES}
+
+
+def answer(runs: dict[str, tuple[Traffic, float]]) -> tuple[str, str]:
+    """What `reveal` takes. runs: as `side_by_side` takes them."""
+    most = max(runs, key=lambda name: max(runs[name][0].counted))
+    return most, "Gradients are many. A small batch has fewer activations."

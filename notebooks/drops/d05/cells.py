@@ -131,3 +131,10 @@ def begun_in_backward(timeline: Timeline) -> str:
         counts.append((sum(at < ends for at in begins), len(begins)))
     early, of = min(counts)
     return f"{early} of {of}"
+
+
+def answer(after: Timeline, buckets: Timeline, alone: Timeline) -> tuple[str, str]:
+    """What `reveal` takes: how much of the all-reduce still makes the step longer."""
+    share = exposed(buckets, alone) / exposed(after, alone)
+    shows = "all of it" if share >= 0.98 else "a part of it" if share > 0.02 else "nothing"
+    return shows, "Backward hides the first buckets. It has nothing left to hide the last."

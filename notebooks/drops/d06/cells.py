@@ -82,6 +82,7 @@ def _problem(plan, block: nn.Module) -> str:
 # Emulated: links inside a node, and ports out of it that are 10 times slower, slow enough for a laptop to
 # keep up.
 ONE_NODE, TWO_NODES = networks.four_ranks(5e6)
+BUSY = "Your machine was busy. Run the cells again."
 
 
 def one_step(world: World, sequence: bool) -> Traffic:
@@ -161,3 +162,17 @@ def price() -> Table:
         by_hand = (t - 1) * reached / (3.6 * model.hidden * link)
         rows.append([f"TP {t}", f"{by_hand:.0%}", f"{time['tensor parallel'] / time['matrices']:.0%}"])
     return Table(["TP ÷ matrices", "the box", "the planner"], rows)
+
+
+def answer(near: Timeline, far: Timeline) -> tuple[str, str]:
+    """What `reveal` takes: how many times as long rank 0 waits, on the second timeline."""
+    times = far.seconds(0, "wait") / near.seconds(0, "wait")
+    spans = {
+        "as long as before": (0.7, 1.3),
+        "about twice as long": (1.6, 2.5),
+        "four to five times as long": (3.5, 5.5),
+        "ten times as long": (8, 12),
+    }
+    option = next((name for name, (least, most) in spans.items() if least < times < most), "")
+    why = "Two rings, one over each port. Both ports together have a fifth of a link."
+    return (option, why) if option else (f"none of these: {times:.1f} times as long", BUSY)

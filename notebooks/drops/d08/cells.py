@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from drops import measured
+from drops.d06 import BUSY
 from drops.measured import Step
 from helpers import toy
 from helpers.emulate import networks
@@ -123,3 +125,16 @@ def step_seconds(world: World, order: tuple[str, ...]) -> float:
         return time.monotonic() - start
 
     return shortest(lambda: max(world.run(run)), float)
+
+
+def answer(inside: float, outside: float) -> tuple[str, str]:
+    """What `reveal` takes. inside, outside: a step's seconds with tp innermost, and outermost."""
+    times = outside / inside
+    spans = {
+        "as long as with tp innermost": (0, 1.2),
+        "up to twice as long": (1.2, 2.1),
+        "more than three times as long": (3, math.inf),
+    }
+    option = next((name for name, (least, most) in spans.items() if least < times < most), "")
+    why = "tp sends in every layer, and every product waits for it."
+    return (option, why) if option else (f"none of these: {times:.1f} times as long", BUSY)

@@ -12,7 +12,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from drops.measured import Step
 from helpers import toy
 from helpers.ranks import World, current, memory
 from three_axes.count import Traffic
@@ -109,11 +108,6 @@ def measured_states(world: World, kind: str) -> tuple[list[dict[str, int]], Traf
 
     held = world.run(run)
     return held, world.traffic
-
-
-def drawn(held: dict[str, list[dict[str, int]]], moved: dict[str, Traffic], *kinds: str) -> dict[str, Step]:
-    """Some of the measured kinds, for `draw.splits`."""
-    return {kind: Step({"dp": len(held[kind])}, moved[kind], held[kind]) for kind in kinds}
 
 
 def states_table(world: World, by_kind: dict[str, list[dict[str, int]]]) -> Table:
@@ -222,3 +216,10 @@ def activations_table(b: int = 2, s: int = 128, h: int = 256, a: int = 4) -> Tab
     ]
     columns = ["kept for backward", "formula", "predicted", "measured"]
     return Table(columns, rows, title="one layer, in units of s·b·h bytes")
+
+
+def answer(held: dict[str, list[dict[str, int]]]) -> tuple[str, str]:
+    """What `reveal` takes: bytes for a parameter on a rank, under ZeRO-1."""
+    a_parameter = sum(held["ZeRO-1"][0].values()) / sum(p.numel() for p in toy.ToyTransformer().parameters())
+    why = "Weights and gradients stay whole: 4 + 4. The optimizer's 8 become 8/4 = 2."
+    return f"{a_parameter:.0f} bytes", why
