@@ -19,9 +19,10 @@ SPACING = 1, 3, 7, 21  # days, after a card was known once, twice, …
 
 @dataclass(frozen=True)
 class Card:
-    """A question, its answer, and the drop that shows it: '01' to '14', or beyond them 'b2'."""
+    """A question, its answer, and what teaches it: a drop, '01' to '14' or beyond them 'b2', and a section."""
 
     drop: str
+    section: str
     front: str
     back: str
 
@@ -83,7 +84,10 @@ class Deck:
     def _face(self) -> str:
         if self.top is None:
             return f"<b>{'All known.' if self.all else 'No card is due today.'}</b>"
-        back = f"<p>{escape(self.top.back)}</p>" if self.shown else "<p>&nbsp;</p>"
+        back = "<p>&nbsp;</p>"
+        if self.shown:
+            where = f"<small>drop {self.top.drop}, {escape(self.top.section)}</small>"
+            back = f"<p>{escape(self.top.back)}<br>{where}</p>"
         return (
             '<div style="border:1px solid #999;border-radius:6px;padding:.8em'
             f' 1.2em;min-height:7em;max-width:46em;font-size:115%"><small>drop {self.top.drop} ·'

@@ -87,7 +87,8 @@ COMPUTED = {
         "takes a rank's 2 of the 8 examples",
     ],
     "02": [
-        f"On four ranks that is 6 rounds of *S*/4, so {must_send('all_reduce', 1, 4)}·*S*",
+        f"On four ranks each rank sends 6 chunks of *S*/4, so {must_send('all_reduce', 1, 4)}·*S*",
+        "The states of a model take 100 GB, and a GPU holds 80",
         f"From {must_send('all_reduce', 1, 8)}·S to {must_send('all_reduce', 1, 64):.2f}·S: one eighth more",
     ],
     "03": [
@@ -111,15 +112,19 @@ COMPUTED = {
         ),
         f"25 MiB each, the first 1 MiB, unless you say otherwise; here we say {human(d05.BUCKET)}, since the"
         " toy is small",
-        f"at 554·10¹² a second: {4e3 * 7e9 * 8192 / 554e12:.0f} ms",
-        f"2·7/8·14 GB at 342 GB a second: {1e3 * must_send('all_reduce', 14e9, 8) / 342e9:.0f} ms",
+        f"at 554·10¹² a second, {4e3 * 7e9 * 8192 / 554e12:.0f} ms. *F* is half of that,"
+        f" {2e3 * 7e9 * 8192 / 554e12:.0f} ms.",
+        f"2·7/8·14 GB at 342 GB a second, {1e3 * must_send('all_reduce', 14e9, 8) / 342e9:.0f} ms.",
+        f"so *A*/5 shows: {1e3 * must_send('all_reduce', 14e9, 8) / 342e9 / 5:.0f} ms",
         (
             f"reaches {REACHED.C / 1e12:.0f}·10¹² operations a second of the"
-            f" {DGX.device.flops / 1e12:.0f} that are printed, its link {REACHED.W / 1e9:.0f} GB/s of"
-            f" {DGX.intra_node_bandwidth / 1e9:.0f}, its port to other machines {REACHED.R / 1e9:.0f} of"
-            f" {DGX.inter_node_bandwidth / 1e9:.0f}"
+            f" {DGX.device.flops / 1e12:.0f} that are printed, its link to GPUs of its machine"
+            f" {REACHED.W / 1e9:.0f} GB/s of {DGX.intra_node_bandwidth / 1e9:.0f}, its port to other machines"
+            f" {REACHED.R / 1e9:.0f} of {DGX.inter_node_bandwidth / 1e9:.0f}"
         ),
-        "here 30 % of the gradients come last",
+        f"needs {7 / 8 * 554e12 / 342e9:,.0f} tokens if all sit in one machine. Each needs"
+        f" {7 / 8 * 554e12 / 34e9:,.0f} if each sits in its own.",
+        "here 30 % of the gradients came last",
     ],
     "06": [
         (
@@ -153,7 +158,6 @@ COMPUTED = {
         ),
         f"{human(4 * 175e9)}: nearly nine devices of 80 GB",
         "The 2 GB of overhead stand for",
-        "Your plan fits on the average stage with 1 GB to spare.",
         (
             f"16: TP 8 · PP 2 with full recompute, {LEAST / 1e9:.1f} GB each. The states alone,"
             f" {sum(states(LLAMA.params).values()) / 1e9:,.0f} GB, are too much for eight."
@@ -221,15 +225,21 @@ COMPUTED = {
             f" together {4 * NODES.inter_node_bandwidth / 1e6:.0f} MB/s"
         ),
         "14 pieces of 16.4 kB over 10 MB/s, and 1 ms of latency: 23.9 ms, where it was 10.4",
-        f"inside a node is {1e3 * NODES.intra_node_latency} ms, and six show",
+        f"Latency: inside a node {1e3 * NODES.intra_node_latency} ms a hop, and six show",
         f"4·8·64·64 bytes, {human(4 * 8 * 64 * 64)}",
+        "Perfect scaling would halve the 167 ms.",
         f"383 − 167/2 = {383 - 167 / 2:.0f} ms",
+        f"For an H100 that is {DGX.device.flops / 1e12:.0f}·10¹²",
         f"It loses {loss_of('PTD-P'):.0%}. ZeRO-3".replace("%", " %"),
         f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %"),
     ],
     "10": [
-        f"has {d10.MODEL.params / 1e9:.2f}·10⁹ parameters",
-        f"12 over TP 2 and DP 4: {human((4 / 2 + 12 / 8) * d10.MODEL.params)}",
+        f"{d10.MODEL.params / 1e9:.2f}·10⁹ · (4/2 + 12/8) = {human((4 / 2 + 12 / 8) * d10.MODEL.params)}",
+        (
+            f"*k* of the 13B is 10 + {2 + 3 * 2 * d10.MODEL.ffn / d10.MODEL.hidden:.1f} + 4 ="
+            f" {14 + 2 + 3 * 2 * d10.MODEL.ffn / d10.MODEL.hidden:.1f}, at 2 bytes a number"
+        ),
+        f"three tensors that are {d10.MODEL.ffn / d10.MODEL.hidden:.1f} times as wide",
         f"a usual one adds {human(d10.held(d10.PADDED).memory['activations'])}",
         f"that fits an A100's {human(d10.CLUSTER.device.memory)}",
         f"4·1,024·5,120 / 2 = {40 * 32.2 * 4 * 1024 * 5120 / 2 / 1e9:.1f} GB",
@@ -325,6 +335,8 @@ PUBLISHED = {
 OUTSIDE = {
     "16 GB": f"{sum(states(1e9).values()) / 1e9:.0f} GB",
     "1.13 TB": human(sum(states(LLAMA.params).values())),
+    "5 %": None,
+    "86 GB": f"{DGX.device.memory / 1e9:.0f} GB",
     "30.9 GB": human(sum(states(LLAMA.params / 16, 4, 1).values())),
     "35 %": f"{7 / 20:.0%}".replace("%", " %"),
     "40 %": "40 %",  # drop 11's title, which its cells measure

@@ -1,16 +1,18 @@
 """The form of the notebooks: order, length, stored outputs, nothing of one machine. nbval runs them."""
 
+import ast
 import builtins
 import dis
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType
 
 import nbformat
 import pytest
 
+from helpers.practice import cards
 from helpers.practice.books import drop_number, module_of
 from helpers.practice.exercise import Exercise
 from tools import pages
@@ -160,15 +162,52 @@ def a_practice_cell_runs_alone_and_its_solution_where_it_is_pasted(path, noteboo
         assert not missed, (name, missed)
 
 
+YET = ("13", "14")  # whose questions name no section yet, and whose answers stand in a cell
+
+
+def sections(cells) -> list[str]:
+    """The headings of some cells, without their minutes."""
+    markdown = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    return [heading.split(" · ")[0] for heading in re.findall(r"^##+ (.*)$", markdown, re.M)]
+
+
 @form
-def it_has_three_questions(path, notebook):
+def it_has_three_questions_and_each_names_what_teaches_it(path, notebook):
     source = "\n".join(c.source for c in notebook.cells)
-    assert len(re.findall(r"<details><summary>\d\. ", source)) == 3 <= source.count("</details>")
+    answers = re.findall(r"<details><summary>\d\. .*?</details>", source, re.S)
+    assert len(answers) == 3
+    before = sections(notebook.cells[: pages.at(notebook, "## Check yourself")])
+    for answer in answers:
+        named = re.search(r"<i>\((.*)\)</i></details>$", answer)
+        taught = named and named[1] in before
+        assert taught or path.name[:2] in YET, f"no section above teaches it: {answer[:80]}"
+
+
+@form
+def its_cards_name_what_teaches_them(path, notebook):
+    """The first three are asked when the notebook ends: a core must teach them, or its box."""
+    mine = [card for card in cards.load() if card.drop == drop_number(path)]
+    everywhere = sections(notebook.cells)
+    core = sections(notebook.cells[: pages.at(notebook, "## Practice")])
+    for place, card in enumerate(mine):
+        there = core if place < 3 else everywhere
+        assert card.section in there, f"card {place + 1}, {card.front!r}: no section {card.section!r}"
+
+
+def _words_in(node: ast.AST) -> Iterator[ast.Constant]:
+    """The constants that are written in an expression, but for keys."""
+    for part in ast.iter_child_nodes(node):
+        if isinstance(part, ast.Constant):
+            yield part
+        elif not isinstance(part, ast.Subscript):
+            yield from _words_in(part)
 
 
 @form
 def no_answer_stands_before_its_reveal(path, notebook):
-    """From the cell above a prediction to the one that answers it; one word alone may stand anywhere."""
+    """From the cell above a prediction to the one that answers it; one word alone may stand anywhere. The
+    cell that answers has no words of the answer: they are in the drop's file, since both are on one screen.
+    """
     for i, cell in enumerate(notebook.cells):
         for name in re.findall(r"(\w+) = predict\(", cell.source) if cell.cell_type == "code" else ():
             end = next(k for k, c in enumerate(notebook.cells) if f"{name}.reveal(" in c.source)
@@ -176,6 +215,13 @@ def no_answer_stands_before_its_reveal(path, notebook):
             answer = re.search(r"(?:Measured|Computed|Published): ([^.]*)\.", told)[1].lower()
             between = "\n".join(c.source for k, c in enumerate(notebook.cells[i - 1 : end], i - 1) if k != i)
             assert " " not in answer or answer not in between.lower(), answer
+            (reveal,) = (
+                node
+                for node in ast.walk(ast.parse(notebook.cells[end].source))
+                if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "reveal"
+            )
+            written = [part.value for part in _words_in(reveal) if " " in str(part.value)]
+            assert not written or path.name[:2] in YET, f"words of the answer: {written}"
 
 
 @form

@@ -45,7 +45,8 @@ def grown() -> Table:
             f"{float(e.time.get(term, 0)) / e.step_seconds:.0%}" for term in ("tensor parallel", "bubble")
         ]
         rows.append([name, f"{e.tokens_per_second_per_gpu:,.0f}", f"{e.mfu:.0%}", *shares])
-    return Table(["Llama-3-70B on A100s", "tokens/s/GPU", "MFU", "waits for TP", "bubble"], rows)
+    columns = ["Llama-3-70B on A100s", "tokens/s/GPU", "MFU", "waits for TP", "bubble"]
+    return Table(columns, rows, title="256 sequences of 4,096 tokens in a step")
 
 
 def _on_paper(layout: Layout, batch: int = GLOBAL) -> Estimate:
