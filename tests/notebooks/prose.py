@@ -147,7 +147,7 @@ COMPUTED = {
         "1.51 TB",
         "537 MB",
         "13.2 GB",
-        f"4 bytes down, {human((2 + 4) * LLAMA.params / 16 * 3 / 4)}",
+        f"They have 4 bytes, which makes {human((2 + 4) * LLAMA.params / 16 * 3 / 4)}.",
     ],
     "09": [
         f"So your 13·10⁹ parameters take {human(sum(states(13e9).values()))} before the first token.",

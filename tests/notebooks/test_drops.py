@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 from quiet import on_a_quiet_machine
 from sampled import sampled
 
-from drops import d10, d11, d12, d13
-from helpers import World
+from drops import b1, d02, d04, d06, d08, d10, d11, d12, d13
+from helpers import World, predict
 from three_axes.explain import explain
 
 
@@ -113,3 +114,41 @@ def test_the_tree_is_held_against_the_planner():
     table = d13.tree_against_planner()
     assert [row[4] for row in table.rows[:2]] == ["0%", "0%"]
     assert all("does not fit" not in row for row in table.rows)
+
+
+def waiting(seconds: float, bubble: float = 0.0) -> SimpleNamespace:
+    """A timeline on which rank 0 waits so long."""
+    return SimpleNamespace(seconds=lambda rank, kind: seconds, bubble=bubble)
+
+
+@pytest.mark.parametrize(
+    "answer, told",
+    [
+        (lambda: d02.answer(1.75, ["1.75·S, a little more"]), "1.75·S, a little more"),
+        (lambda: d02.answer(1.5, ["1.75·S, a little more"]), "none of these: 1.50·S"),
+        (lambda: d04.answer(waiting(0, 0.74), {"half": 0.5, "a quarter": 0.25}), "a quarter"),
+        (lambda: d04.answer(waiting(0, 0.62), {"half": 0.5, "a quarter": 0.25}), "none of these: 38% of it"),
+        (lambda: d06.answer(waiting(1), waiting(4.4)), "four to five times as long"),
+        (lambda: d06.answer(waiting(1), waiting(7)), "none of these: 7.0 times as long"),
+        (lambda: d08.answer(0.3, 1.7), "more than three times as long"),
+        (lambda: d08.answer(1, 2.4), "none of these: 2.4 times as long"),
+        (lambda: d10.answer({"a": {"fits": True}, "b": {"fits": False}}, ("a", "b")), "a"),
+        (
+            lambda: d10.answer({"a": {"fits": True}, "b": {"fits": True}}, ("a", "b")),
+            "none of these: a and b fits",
+        ),
+        (lambda: d11.answer({"tp": 0.3, "dp": 0.1, "rest": 0.1}), "waiting inside every layer"),
+        (lambda: d11.answer({"tp": 0.1, "dp": 0.1, "rest": 0.4}), "none of these: most is rest"),
+        (lambda: b1.answer(SimpleNamespace(peak=lambda rank: 3 * b1.BLOCK)), "none of these: 3"),
+    ],
+)
+def test_where_no_option_fits_a_guess_is_told_what_was_measured(answer, told):
+    option, *why = answer()
+    assert option == told
+    guess = predict("How much?", "a", "b", *([] if told.startswith("none of these: ") else [told]))
+    assert f"Measured: {told}." in guess.reveal(option, *why[:1]).text
+
+
+def test_no_answer_is_revealed_that_is_no_option():
+    with pytest.raises(ValueError, match="not among the options"):
+        predict("How much?", "a", "b").reveal("about twice")
