@@ -19,7 +19,9 @@ SPACING = 1, 3, 7, 21  # days, after a card was known once, twice, …
 
 @dataclass(frozen=True)
 class Card:
-    """A question, its answer, and what teaches it: a drop, '01' to '14' or beyond them 'b2', and a section."""
+    """A question, its answer, and what teaches it: a drop, '01' to '14' or beyond them 'b2', and its
+    section.
+    """
 
     drop: str
     section: str

@@ -123,5 +123,5 @@ def dispatched(T: int, h: int, k: int, ep: int) -> float:
 
 def answer(T: int, h: int, k: int, ep: int) -> tuple[str, str, str]:
     """What `reveal` takes: these numbers in halves of T·h."""
-    why = f"k copies of each token, and (ep−1)/ep of them go to other ranks: {k}·{ep - 1}/{ep}."
+    why = f"*T·k·h*·(*ep*−1)/*ep*: *k* copies of each token, and of them {ep - 1}/{ep} go to other ranks."
     return f"{2 * dispatched(T, h, k, ep) / (T * h):.0f}/2 · T·h", why, "Computed"

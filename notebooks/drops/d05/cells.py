@@ -137,4 +137,8 @@ def answer(after: Timeline, buckets: Timeline, alone: Timeline) -> tuple[str, st
     """What `reveal` takes: how much of the all-reduce still makes the step longer."""
     share = exposed(buckets, alone) / exposed(after, alone)
     shows = "all of it" if share >= 0.98 else "a part of it" if share > 0.02 else "nothing"
-    return shows, "Backward hides the first buckets. It has nothing left to hide the last."
+    why = (
+        "Backward hides the first buckets. The gradients of the first block and of the embedding come last,"
+        " and no backward is left to hide them: they are the **tail**."
+    )
+    return shows, why

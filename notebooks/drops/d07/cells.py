@@ -80,4 +80,8 @@ def answer(gpipe: simulation.Timeline, f1b1: simulation.Timeline) -> tuple[str, 
     """What `reveal` takes: what is smaller on the second timeline."""
     time, held = f1b1.makespan < gpipe.makespan, f1b1.held < gpipe.held
     smaller = "both" if time and held else "the idle time" if time else "the memory"
-    return smaller, "The time is the same. But rank r holds p − r microbatches.", "Computed"
+    why = (
+        "1F1B changes only the order on each stage. The first wait and the last wait stay, so the time is the"
+        " same. But rank *r* holds *p* − *r* microbatches."
+    )
+    return smaller, why, "Computed"

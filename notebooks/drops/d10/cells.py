@@ -261,8 +261,17 @@ def last_lines() -> str:
     return "\n".join(lines)
 
 
+WHY = """More DP leaves the activations as they are while each rank keeps its share: the batch grows. ZeRO
+cuts states, and these were not the problem. What helps cuts activations:
+
+- **Smaller microbatches**, gradients added up: nearly free. No help once *b* is 1.
+- **Recompute**: a block keeps its input only, and runs forward again in backward: a third more compute.
+- **TP with SP**: each rank keeps a part of a block's activations, and sends in every layer.
+"""
+
+
 def answer(tried: dict[str, dict], options: Sequence[str]) -> tuple[str, str]:
     """What `reveal` takes: the one remedy of `options` that let the long batch through."""
     fit = [name for name in options if tried[name]["fits"]]
     option = fit[0] if len(fit) == 1 else f"none of these: {' and '.join(fit) or 'nothing'} fits"
-    return option, "It drops activations. The other two leave the rank's share of the batch as it is."
+    return option, WHY

@@ -158,7 +158,8 @@ def answer(lost: dict[str, float]) -> tuple[str, str]:
     most = max(("tp", "pp", "dp", "rest"), key=lambda part: lost.get(part, 0.0))
     options = {"tp": "waiting inside every layer", "dp": "waiting for the gradients"}
     why = (
-        "TP left its node. In each of its sixteen all-reduces a step, fourteen pieces wait for the ports."
+        '"The network is slow" is no answer: **tp** is what waits, because it left its node. In each of its'
+        " sixteen all-reduces a step, fourteen pieces wait for the ports."
         if most == "tp"
         else "Your machine was busy. Run the cells again."
     )
