@@ -319,7 +319,7 @@ def test_an_explorer_begins_as_python_says_and_moves_by_keyboard_and_by_mouse(no
 @pytest.mark.parametrize("notebook", ["14"], indirect=True)
 def test_training_as_it_goes_a_card_and_the_final(notebook):
     page = notebook.page
-    notebook.run("from helpers.practice import Defence", "plan = d14.the_plan", "mine = Defence(")
+    notebook.run("from helpers.practice import Defence", "cost = d13.your_lines")
     source = next(source for source in notebook.sources() if "d14.train_on" in source)
     notebook.write(
         notebook.cell("d14.train_on"),
