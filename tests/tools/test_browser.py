@@ -185,14 +185,17 @@ def notebook(page, lab, request):
     opened.close()
 
 
-# Of what a reader has in front of him: the cell that runs next, and the outputs so far.
+# Of what a reader has in front of him: the cell that has run or the next one, and the outputs so far.
+# JupyterLab scrolls before an output comes, which may push the next cell under the edge until the next press.
 SEEN = """() => {
-    const notebook = window.jupyterapp.shell.currentWidget.content, node = notebook.activeCell.node
-    const [cell, panel] = [node, notebook.node].map(n => n.getBoundingClientRect())
+    const notebook = window.jupyterapp.shell.currentWidget.content
+    const panel = notebook.node.getBoundingClientRect()
+    const at = notebook.activeCellIndex, near = notebook.widgets.slice(Math.max(0, at - 1), at + 1)
+    const boxes = near.map(cell => cell.node.getBoundingClientRect())
     const outputs = [...notebook.node.querySelectorAll('.jp-OutputArea-output')]
     const empty = image => !image.naturalWidth || !image.getBoundingClientRect().height
     return {
-        off: cell.top >= panel.bottom || cell.bottom <= panel.top,
+        off: boxes.every(cell => cell.top >= panel.bottom || cell.bottom <= panel.top),
         wide: outputs.filter(n => n.getBoundingClientRect().right > panel.right + 1).length,
         empty: outputs.flatMap(n => [...n.querySelectorAll('img')]).filter(empty).length,
     } }"""
