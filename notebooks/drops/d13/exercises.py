@@ -272,9 +272,11 @@ class _TermByTerm(Asked):
         for term in Cost._fields:
             if _farthest(mine, truth, term)[0] > NEAR:
                 answer = super().judged(_only(mine, term), lambda edit: _only(does(edit), term))
-                if not self.advice(answer.misconception):
-                    answer.misconception = f"your line for {term}"
-                answer.text = f"{_said_of(term, mine, truth)} {answer.text}".strip()
+                where = _said_of(term, mine, truth)
+                if self.advice(answer.misconception):
+                    answer.text = f"{where} {answer.text}"
+                else:
+                    answer.misconception, answer.text = f"your line for {term}", where
                 return answer
         return None
 

@@ -152,9 +152,11 @@ class _OneByOne(Asked):
             one, ours = _only(mine, field), _only(truth, field)
             if one.parts_from(ours, self.alike):
                 answer = self._named(one, lambda edit: _only(does(edit), field))
-                if not self.advice(answer.misconception):
-                    answer.misconception = f"another answer: {question}"
-                answer.text = f"{self._at(field, mine, truth)} {answer.text}".strip()
+                where = self._at(field, mine, truth)
+                if self.advice(answer.misconception):
+                    answer.text = f"{where} {answer.text}"
+                else:
+                    answer.misconception, answer.text = f"another answer: {question}", where
                 return answer
         return None
 
