@@ -1,4 +1,4 @@
-"""What is printed, as HTML: flashcards, the cheat sheet for the wall, all drops' rows, worksheets."""
+"""What is printed, as HTML: flashcards, the cheat sheet with its page for the wall, worksheets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from html import escape
 from pathlib import Path
 
-import matplotlib as mpl
 import nbformat
 from jinja2 import Environment, FileSystemLoader
 
@@ -23,6 +22,11 @@ ONE_TO_A_PAGE = """@page { size: A6 landscape; margin: 6mm }
 WORKSHEET = """@page { size: A4; margin: 12mm } .sheet { break-after: page; font-size: 10pt }
 .sheet pre { white-space: pre-wrap; font: inherit } .sheet h3, .sheet p { margin: .4em 0 }
 .line { border-bottom: 1px dotted #777; height: 6mm }"""
+ON_THE_WALL = """@page { size: A4 landscape; margin: 8mm }
+table { font-size: 8.2pt; line-height: 1.2 } td, th { padding: .6mm 1mm !important }
+.wall { break-after: page; font-size: 9pt } .wall h1, .wall p { margin: 1mm 0 } .wall img { height: 50mm }
+.wall > table :is(td, th) { text-align: left !important; white-space: normal !important }
+.pair { display: grid; grid-template-columns: 3fr 2fr; gap: 6mm; margin-top: 3mm }"""
 EIGHT_TO_A_SHEET = """@page { size: A4; margin: 8mm }
 main { display: grid; grid-template-columns: 1fr 1fr }
 .card { height: 69mm }"""
@@ -90,23 +94,17 @@ def _plain(markdown: str) -> str:
 
 
 def write_cheatsheet(folder: Path) -> None:
-    """cheatsheet.pdf and cheatsheet.svg: the page for the wall. cheatsheet.html: the page, and the rows that
-    each drop has added.
-    """
+    """cheatsheet.html: on its first page what goes on the wall, then the rows that each drop has added."""
     folder.mkdir(parents=True, exist_ok=True)
-    page = wall.page()
-    with mpl.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "three axes"}):
-        page.savefig(folder / "cheatsheet.pdf", metadata={"Title": "Three Axes", "CreationDate": None})
-        page.savefig(folder / "cheatsheet.svg", metadata={"Title": "Three Axes", "Date": None})
-    html = rendered("printed", title="cheat sheet", body=cheatsheet_body())
+    html = rendered("printed", title="cheat sheet", paper=ON_THE_WALL, body=cheatsheet_body())
     (folder / "cheatsheet.html").write_text(html, encoding="utf-8")
-    print(f"A page for the wall: {folder / 'cheatsheet.pdf'} and .svg; with the drops' rows: .html")
+    print(f"To print from a browser, the first page for the wall: {folder / 'cheatsheet.html'}")
 
 
 def cheatsheet_body() -> str:
-    """What the HTML shows of the page and of the rows; cheatsheet.svg and cheatsheet.pdf lie beside it."""
+    """The page and the rows, as HTML."""
     columns, listed = rows()
-    return rendered("cheatsheet", alt=wall.alt(), columns=columns, rows=listed)
+    return rendered("cheatsheet", **wall.parts(), columns=columns, rows=listed)
 
 
 # -- worksheets --------------------------------------------------------------------------------

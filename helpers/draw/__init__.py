@@ -5,11 +5,11 @@ from three_axes.doors import door
 __getattr__, __dir__ = door(
     __name__,
     comparing=["decision_tree", "layouts", "loss_curves", "ranking", "scaling", "waterfall"],
-    cutting=["cube", "cuts", "matrix_cuts"],
+    cutting=["cuts", "matrix_cuts"],
     explore=["Explorer", "memory", "schedule_title", "schedules", "stages_of"],
-    gantt=["panel", "timeline"],
+    gantt=["timeline"],
     holding=["PARTS", "memory_by_stage", "memory_traces", "segments", "states"],
-    picture=["INK", "PAPER", "Picture", "STYLE", "box", "rank_colour"],
+    picture=["Picture"],
     sending=["placement", "reached", "ring", "waiting", "who_to_whom"],
     splitting=["splits"],
 )

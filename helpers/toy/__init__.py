@@ -18,7 +18,6 @@ in the course: b sequences, s tokens each, h hidden, a heads; d, t, p the sizes 
 parallelism; m microbatches.
 """
 
-from .backward import split_backward
 from .context import (
     attend,
     context_block,
@@ -59,17 +58,13 @@ from .pipeline import pipeline_step, run_schedule, split_depth, stage_of
 from .tensor import (
     conjugate,
     copy_to_tp,
-    gather_sequence,
     gather_tokens,
     my_tokens,
     reduce_from_tp,
-    scatter_sequence,
-    share_sequence,
     split_width,
     sum_norm_gradients,
     sum_tokens,
     tensor_parallel_step,
-    whole_sequence,
 )
 from .vocabulary import split_loss, split_vocabulary, vocabulary_parallel_step
 from .zero import Zero1, Zero2, Zero3

@@ -260,6 +260,18 @@ def visit(chromium, site):
     assert wrong == []
 
 
+@needs_chromium
+def test_the_page_for_the_wall_is_one_sheet_of_a4(chromium, tmp_path):
+    printables.write_cheatsheet(tmp_path)
+    wide, high = (round((side - 2 * 8) / 25.4 * 96) for side in (297, 210))  # pixels between the margins
+    page = chromium.new_page(viewport={"width": wide, "height": high})
+    page.emulate_media(media="print")
+    page.goto((tmp_path / "cheatsheet.html").as_uri())
+    wall = page.locator(".wall").bounding_box()
+    assert wall["x"] + wall["width"] <= wide and wall["y"] + wall["height"] <= high
+    page.close()
+
+
 def page_of(drop: str) -> str:
     path = BOOKS[drop].relative_to(ROOT / "notebooks").with_suffix(".html")
     return f"notebooks/{path.as_posix()}"

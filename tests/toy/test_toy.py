@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import World, count_from_here, toy
+from helpers.toy.backward import do_or_put_off
 from three_axes.paper import schedules
 from three_axes.plan import Job, Layout, ModelShape
 from three_axes.plan.frameworks import TOY
@@ -167,6 +168,40 @@ ORDERS = {
 }
 
 
+class LateLinear(torch.autograd.Function):
+    """x · Wᵀ, whose backward finds dx = dy · W at once, and dW = dyᵀ · x now or later."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        """x (…, i) and weight (o, i) -> (…, o)."""
+        ctx.save_for_backward(x)
+        ctx.weight = weight
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, dy):
+        """dy (…, o) -> dx (…, i). None for the weight: `find` adds dW to its gradient itself."""
+        (x,), weight = ctx.saved_tensors, ctx.weight
+
+        def find():
+            gradient = dy.flatten(0, -2).T @ x.flatten(0, -2)
+            weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
+
+        if weight.requires_grad:
+            do_or_put_off(find)
+        return dy @ weight, None
+
+
+def split_backward(module: torch.nn.Module) -> torch.nn.Module:
+    """Let every Linear of `module` find its weight's gradient apart, so that B can run as I and W. Norms and
+    embeddings stay with I. Returns the module.
+    """
+    for part in module.modules():
+        if isinstance(part, torch.nn.Linear):
+            part.forward = lambda x, part=part: LateLinear.apply(x, part.weight)
+    return module
+
+
 def on_a_schedule(schedule, kinds):
     group = dist.new_group(list(range(schedule.p)))
     rank, stages = dist.get_rank(), len(schedule.rank_of)
@@ -175,7 +210,7 @@ def on_a_schedule(schedule, kinds):
     model = prepare(rank, layers=stages, **kinds)
     toy.share_weights(model, group)
     chunks = {k: toy.stage_of(model, k, stages) for k in range(stages) if schedule.rank_of[k] == rank}
-    held = torch.nn.ModuleList(toy.split_backward(chunk) for chunk in chunks.values())
+    held = torch.nn.ModuleList(split_backward(chunk) for chunk in chunks.values())
 
     def step(tokens, targets):
         parts = tokens.chunk(schedule.m), targets.chunk(schedule.m)

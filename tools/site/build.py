@@ -23,7 +23,7 @@ from three_axes.files import find
 from .. import slides
 from ..colab import published
 from ..pages import LATER
-from ..printables import cheatsheet_body, rendered, write_cheatsheet
+from ..printables import cheatsheet_body, rendered
 from . import drop, frames
 from .first import first
 
@@ -52,7 +52,6 @@ def build(folder: Path) -> int:
     deck = rendered("cards", deck=cards.load())
     for name, body in (("cards.md", deck), ("cheatsheet.md", cheatsheet_body())):
         bodies[name] = BeautifulSoup(body, "html.parser")
-    write_cheatsheet(folder)
     slides.write("", folder / "slides")
     repo = published()
     owner, _, project = repo.partition("/")
