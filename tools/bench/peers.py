@@ -209,64 +209,12 @@ class Monarch:
         self.procs.stop().get()
 
 
-class NBDistributed:
-    """nbdistributed's %%distributed"""
-
-    keeps = True
-
-    def start(self, n: int) -> None:
-        from IPython.core.interactiveshell import InteractiveShell
-
-        self.shell = InteractiveShell.instance()
-        self.shell.run_line_magic("load_ext", "nbdistributed")
-        self.shell.run_line_magic("dist_init", f"-n {n}")
-        self.call(here)
-
-    def call(self, fn):
-        """The workers find this file's functions by name; what they return comes back as printed text."""
-        folder = str(Path(__file__).parent)
-        cell = (
-            f"import sys\nsys.path.insert(0, {folder!r})\nimport peers\nprint('value', peers.{fn.__name__}())"
-        )
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            self.shell.run_cell_magic("distributed", "", cell)
-        print(printed.getvalue())
-        return [int(float(value)) for value in re.findall(r"value ([\d.]+)", printed.getvalue())] or [None]
-
-    def close(self) -> None:
-        self.shell.run_line_magic("dist_shutdown", "")
-
-
-class Local:
-    """PyTorch's LocalTensor: n ranks as n tensors in one process"""
-
-    keeps, has_ranks = True, False
-
-    def start(self, n: int) -> None:
-        from torch.distributed._local_tensor import LocalTensorMode
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        if not dist.is_initialized():
-            dist.init_process_group("fake", rank=0, world_size=n, store=FakeStore())
-        self.mode = LocalTensorMode(n)
-
-    def call(self, fn):
-        with self.mode:
-            return fn()
-
-    def close(self) -> None:
-        pass
-
-
 PEERS = {
     "World": (Ours, "helpers"),
     "notebook_launcher": (Launcher, "accelerate"),
     "mp.spawn": (Spawn, "torch"),
     "ipyparallel": (IPyParallel, "ipyparallel"),
     "Monarch": (Monarch, "monarch"),
-    "nbdistributed": (NBDistributed, "nbdistributed"),
-    "LocalTensor": (Local, "torch"),
 }
 
 
@@ -442,11 +390,10 @@ FIGURES = (  # what, how it is measured, its key in the result, in which unit
 
 def main() -> None:
     names = [name for name, (_, module) in PEERS.items() if find_spec(module)]
-    asked = lambda name, doing: doing in SPEEDS or getattr(PEERS[name][0], "has_ranks", True)
     found = {name: {doing: [] for doing in DOING} for name in names}
     for doing in DOING:
         for _ in range(3 if doing in SPEEDS else 1):
-            for name in filter(lambda name: asked(name, doing), names):  # in turn
+            for name in names:  # in turn
                 found[name][doing].append(measure(name, doing))
     table = []
     for what, doing, key, unit, text in FIGURES:
@@ -457,13 +404,10 @@ def main() -> None:
         ("rank 1 is killed", "dies"),
         ("the stop button", "stopped"),
     ):
-        says = doing != "stopped"
-        cells = (told(found[n][doing][0], says) if found[n][doing] else "it has no ranks" for n in names)
-        table.append([what, *cells])
-    behind = [found[name]["killed"][0]["left"] if found[name]["killed"] else None for name in names]
-    left_over = ["it has no ranks" if n is None else f"{n} processes left" for n in behind]
-    table.append(["the kernel is killed", *left_over])
-    packages = ("accelerate", "ipyparallel", "torchmonarch", "nbdistributed")
+        table.append([what, *(told(found[name][doing][0], doing != "stopped") for name in names)])
+    left_over = (found[name]["killed"][0]["left"] for name in names)
+    table.append(["the kernel is killed", *(f"{n} processes left" for n in left_over)])
+    packages = ("accelerate", "ipyparallel", "torchmonarch")
     save("peers", "Ranks beside a kernel, four of them", ["", *names], table, packages=packages)
 
 
