@@ -58,13 +58,16 @@ from .pipeline import pipeline_step, run_schedule, split_depth, stage_of
 from .tensor import (
     conjugate,
     copy_to_tp,
+    gather_sequence,
     gather_tokens,
     my_tokens,
     reduce_from_tp,
+    scatter_sequence,
     split_width,
     sum_norm_gradients,
     sum_tokens,
     tensor_parallel_step,
+    whole_sequence,
 )
 from .vocabulary import split_loss, split_vocabulary, vocabulary_parallel_step
 from .zero import Zero1, Zero2, Zero3
