@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import gc
 import linecache
 import math
@@ -11,9 +10,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator
-from functools import lru_cache
-from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import NamedTuple, TypeVar
 
 from .files import PACKAGE, ROOT
@@ -44,13 +41,6 @@ def _libraries() -> tuple[str, ...]:
 
 
 LIBRARIES = _libraries()
-# Frames that pass an error on: PyTorch's, the course's, and those that begin and end a program or a thread.
-_STDLIB, _PACKAGES = (Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib"))
-PASS_ON = (
-    *(str(_STDLIB / name) for name in ("runpy.py", "threading.py", "multiprocessing")),
-    *(str(folder) + os.sep for folder in (*COURSE, _PACKAGES / "torch")),
-    *PSEUDO,
-)
 # What runs a reader's function on a rank, and looks at what it returned.
 OURS = tuple(str(folder) + os.sep for folder in (PACKAGE, ROOT / "helpers/ranks", ROOT / "helpers/practice"))
 
@@ -99,28 +89,6 @@ def outwards(frame: FrameType | None) -> Iterator[Line]:
 def innermost(frame: FrameType | None) -> Line | None:
     """The reader's line nearest to this frame, looking outwards; None where there is none."""
     return next((line for line in outwards(frame) if not line.file.startswith(LIBRARIES)), None)
-
-
-def is_guarded(frame: FrameType | None, but: tuple[str, ...] = PASS_ON) -> bool:
-    """Whether more of the reader's code may run after an exception in this frame: where a line stands in a
-    `try` or a `with` that is of no file that begins as `but` says, or in a `__del__`, which keeps its errors.
-    """
-    for caller in callers(frame):
-        code = caller.f_code
-        if code.co_name == "__del__":
-            return True
-        if not code.co_filename.startswith(but):
-            guarded = _guarded(code)
-            if guarded is None or any(start <= caller.f_lasti < end for start, end in guarded):
-                return True
-    return False
-
-
-@lru_cache(1000)
-def _guarded(code: CodeType) -> list[tuple[int, int]] | None:
-    """From where to where its `try` and `with` reach; None where that cannot be read."""
-    parse = getattr(dis, "_parse_exception_table", None)  # since Python 3.11
-    return parse and [(entry.start, entry.end) for entry in parse(code)]
 
 
 def stack(frame: FrameType | None) -> list[Line]:

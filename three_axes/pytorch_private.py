@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,7 +26,7 @@ __all__ += ["tree_flatten", "tree_iter", "tree_map", "tree_unflatten"]
 
 # What DTensor and the functional collectives resolve a group with: torch 2.11 gives its name, 2.13 the group.
 # Without it an axis has no name where a DTensor communicates.
-RESOLVE = next(name for name in ("_resolve_group", "_resolve_group_name") if hasattr(functional, name))
+RESOLVE = next((name for name in ("_resolve_group", "_resolve_group_name") if hasattr(functional, name)), "")
 
 # The interposer: the dispatcher's keys below it, and a collective that goes on there.
 BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
@@ -38,13 +37,8 @@ def wait_tensor(keys, tensor: torch.Tensor) -> torch.Tensor:
     return torch.ops._c10d_functional.wait_tensor.default.redispatch(keys & BELOW, tensor)
 
 
-def replace_end_of_batch(new: Callable) -> Callable:
-    """Put `new` where a batch of sends begins together (`batch_isend_irecv`). Returns what stood there.
-
-    Without it a batch is not counted as waited for.
-    """
-    before, dist.ProcessGroup._end_coalescing = dist.ProcessGroup._end_coalescing, new
-    return before
+# Where a batch of sends begins together (`batch_isend_irecv`). Without it a batch is not counted as waited for.
+END_OF_BATCH = "_end_coalescing"
 
 
 def replace_start_of_cuda(new: Callable) -> None:
@@ -57,7 +51,7 @@ def replace_start_of_cuda(new: Callable) -> None:
 
 def backward_under_way() -> int:
     """The number of the backward that this thread runs, −1 if none. Without it DDP's waits are not seen."""
-    return torch._C._current_graph_task_id()
+    return getattr(torch._C, "_current_graph_task_id", lambda: -1)()
 
 
 def after_backward(call: Callable[[], None]) -> None:
@@ -80,79 +74,33 @@ def groups() -> list[dist.ProcessGroup]:
     return list(dist.distributed_c10d._world.pg_map)
 
 
-USUAL_LIMIT = 1800  # seconds, of every backend but NCCL
-Backend = _c10d.Backend  # what a group sends with; called by itself, it passes no operator
-Future = torch._C.Future  # of a Work. Without it what is called when a collective ends is not known.
+# What a hang's proof asks, all of it optional: without one of these nothing is proven, and counting goes on.
+GET_BACKEND = "_get_backend"  # what a group sends with; called by itself, it passes no operator
+Future = getattr(torch._C, "Future", None)  # of a Work: whether a function is called when it ends
+_get_backend = getattr(dist.ProcessGroup, GET_BACKEND, None)
 
 
-def replace_collection(new: Callable) -> Callable:
-    """Put `new` where one future is made of several (`collect_all`, `wait_all`). Returns what stood there.
-
-    Without it who waits for several collectives by their futures is taken for one that computes.
-    """
-    before, torch._C._collect_all = torch._C._collect_all, new
-    return before
-
-
-def _backend(group: dist.ProcessGroup) -> Backend:
-    return group._get_backend(group._device_types[0])
+def missing() -> list[str]:
+    """The names among these that this PyTorch does not have."""
+    there = {"torch._C.Future": Future, f"ProcessGroup.{GET_BACKEND}": _get_backend}
+    return [name for name, found in there.items() if found is None]
 
 
 def limit(group: dist.ProcessGroup) -> float:
-    """After how many seconds a collective of the group fails by itself; infinity where nobody has set less
-    than PyTorch's own. Without it a group's own short timeout would be taken for a hang.
+    """After how many seconds a collective of the group fails by itself; infinity where nobody has set a time.
+    Without it a group's own short timeout would be taken for a hang.
     """
-    backend = _backend(group)
+    if _get_backend is None:
+        return math.inf
+    backend = _get_backend(group, group._device_types[0])
     backend = getattr(backend, "wrapped_pg", backend)
     options = getattr(backend, "options", None)  # a backend of other makers may have none
-    seconds = getattr(options, "_timeout", timedelta.max).total_seconds()
-    usual = 600 if getattr(options, "backend", "") == "nccl" else USUAL_LIMIT
-    return seconds if seconds < usual else math.inf
-
-
-def is_checking(group: dist.ProcessGroup) -> bool:
-    """Whether the group compares what its ranks call before each collective, so that all meet first: so it
-    does under `TORCH_DISTRIBUTED_DEBUG=DETAIL`. Without it who waits there is taken for one that computes.
-    """
-    return hasattr(_backend(group), "wrapped_pg")
-
-
-def replace_making_of_groups(helper: Callable[[Callable], Callable], barrier: Callable) -> Callable[[], None]:
-    """Wrap what makes a process group (its name is the seventh argument), and where all ranks meet in the
-    store afterwards. Returns what undoes it. Without it a group that comes again under one name, or that some
-    ranks only make, is not understood.
-    """
-    c10d = dist.distributed_c10d
-    before = c10d._new_process_group_helper, c10d._store_based_barrier
-    c10d._new_process_group_helper, c10d._store_based_barrier = helper(before[0]), barrier(before[1])
-
-    def undo() -> None:
-        c10d._new_process_group_helper, c10d._store_based_barrier = before
-
-    return undo
-
-
-def takes_remote_calls() -> bool:
-    """Whether other processes may have this one run something. Without it nothing else differs."""
-    rpc = sys.modules.get("torch.distributed.rpc.api")
-    return rpc is not None and rpc._is_current_rpc_agent_set()
-
-
-# Functions of PyTorch's that begin collectives in C++, and wait for them there: (where, name). Without it a
-# rank that stands in DDP's broadcast of buffers, or in its constructor, is taken for one that computes.
-WAIT_THEMSELVES = (
-    (dist, "_broadcast_coalesced"),
-    (dist, "_verify_params_across_processes"),
-    (_c10d.Reducer, "_rebuild_buckets"),
-)
+    return getattr(options, "_timeout", timedelta.max).total_seconds()
 
 
 # Where the handler is from that a `DataLoader` sets for the end of its processes. Without it nothing is
-# proven of a main thread that sleeps beside a loader.
+# proven beside a loader.
 HANDLES_LOADERS = "torch.utils.data._utils.signal_handling"
-# What gives DDP's reducer a hook of Python's: (where, name). Without it a rank that waits in C++ for what a
-# hook began is taken for one that computes.
-REGISTERS_HOOKS = (dist, "_register_comm_hook")
 
 
 def number_groups_from(count: int) -> None:

@@ -177,7 +177,7 @@ def waiting(error) -> Picture:
         words = ", ".join(names.get(kind, brought.split(" ")[0]) for kind, brought in does.items())
         x, y = (1.32 * part for part in spot(r))
         side = "center" if abs(x) < 0.1 else "left" if x > 0 else "right"
-        words = "has finished" if done else "sleeps" if r in proof.asleep else words
+        words = "has finished" if done else words
         ax.text(x, y, words, ha=side, va="center", fontsize=9.5)
     ax.set(xlim=(-2.1, 2.1), ylim=(-1.6, 1.6), aspect="equal", title="Who waits for whom")
     ax.axis("off")

@@ -227,19 +227,16 @@ def timed_out(seen: list[RankStatus], seconds: float, state: str) -> str:
     elif not stuck:
         parts.append("No rank is in a collective: it may only need longer, with timeout=… in seconds.")
     helped = {r: s.where["help"] for r, s in enumerate(seen) if s.where and s.where["help"]}
-    parts += [f"That is no proof of a hang: on rank {r} {what}." for r, what in list(helped.items())[:3]]
+    parts += [f"That is no proof of a hang: rank {r} {what}." for r, what in list(helped.items())[:3]]
     return "\n".join(parts + [state])
 
 
 def deadlocked(seen: list[RankStatus], deadlock: Deadlock, state: str) -> str:
     """The call can never end, which is known before its time is over."""
-    what = "the ranks do not agree" if deadlock.kind == "disagree" else deadlock.of(len(seen))
+    what = "the ranks do not agree" if deadlock.kind == "disagree" else "no rank can ever go on"
     others = _others(seen, [], heading="When it was stopped:")
     deadlock.lines = {r: s.where["line"].number for r, s in enumerate(seen) if s.where and s.where["line"]}
-    forms = any(wait.brought == "new_group" for wait in deadlock.every)
-    return "\n".join(
-        [f"{what}, so the call was stopped", *others, str(deadlock), *[EVERYBODY] * forms, state]
-    )
+    return "\n".join([f"{what}, so the call was stopped", *others, str(deadlock), state])
 
 
 def left_behind(seen: list[RankStatus], members: list[int], state: str) -> str:

@@ -105,6 +105,8 @@ class Rank:
         self.cuts_first = False  # before the group is formed anew: an operation of it has not ended
         self.began = 0.0  # when it began
         self.since = 0  # the same by the clock of the flight recorder, in nanoseconds
+        signal.signal(signal.SIGINT, self._interrupted)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
         box = os.open(os.path.join(setup.folder, f"box-{setup.rank}"), os.O_RDWR | os.O_CREAT, 0o600)
         self.recorder = meter.Recorder(box, setup.counted)
         self.budget = Budget(setup.rank, setup.memory) if setup.memory else None
@@ -114,8 +116,6 @@ class Rank:
 
     def serve(self) -> None:
         """Do what the kernel asks, one job after another. Does not return."""
-        signal.signal(signal.SIGINT, self._interrupted)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
         OwnThread(self._listen).start()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -285,7 +285,7 @@ class Rank:
             "line": line,
             "stack": lines.stack(frame),
             "in": self.recorder.pending() or self._forming(frame, line),
-            "help": self.recorder.moves.help(),
+            "help": self.recorder.moves.why(is_placed=True),
         }
 
     def _forming(self, frame, line) -> dict | None:

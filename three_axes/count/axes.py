@@ -14,7 +14,6 @@ import math
 import re
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -32,14 +31,11 @@ FRAMES = 30  # so many callers are looked at
 
 
 class Members(NamedTuple):
-    """A group: its own description, its ranks as the world numbers them, this rank's place among them, and
-    how many groups of its name there have been, it included.
-    """
+    """A group: its own description, its ranks as the world numbers them, this rank's place among them."""
 
     described: str
     ranks: list[int]
     me: int
-    made: int
 
 
 class Axes:
@@ -47,7 +43,6 @@ class Axes:
 
     def __init__(self):
         self._members: weakref.WeakKeyDictionary[dist.ProcessGroup, Members] = weakref.WeakKeyDictionary()
-        self.made: Counter[str] = Counter()  # name of a group -> how often one was made
         self._asked: dict[str, set[str]] = {}  # name of a group -> the dimensions it was asked for as
         self._declared: dict[tuple[int, ...], set[str]] = {}  # ranks of a group -> what it is said to be
         self._resolved: tuple[str, str] | None = None  # group and dimension of the collective that comes next
@@ -71,14 +66,16 @@ class Axes:
 
     def listen(self) -> None:
         """From now on, note which mesh dimension a group is asked for."""
-        self._get_group, self._resolve = DeviceMesh.get_group, getattr(functional, RESOLVE)
+        self._get_group, self._resolve = DeviceMesh.get_group, getattr(functional, RESOLVE, None)
         DeviceMesh.get_group = lambda mesh, mesh_dim=None: self._get(mesh, mesh_dim)  # type: ignore[assignment]
-        setattr(functional, RESOLVE, lambda group, tag="": self._about_to_call(group, tag))
+        if self._resolve:
+            setattr(functional, RESOLVE, lambda group, tag="": self._about_to_call(group, tag))
 
     def leave(self) -> None:
         """Undo `listen`: PyTorch's own functions are in their places again."""
         DeviceMesh.get_group = self._get_group
-        setattr(functional, RESOLVE, self._resolve)
+        if self._resolve:
+            setattr(functional, RESOLVE, self._resolve)
 
     def _get(self, mesh: DeviceMesh, dim):
         group = self._get_group(mesh, dim)
@@ -105,13 +102,12 @@ class Axes:
                 described = "world"
             elif described in ("undefined", ""):
                 described = "ranks " + ",".join(map(str, ranks))
-            made = self.made.get(group.group_name, 0)
-            known = self._members[group] = Members(described, ranks, group.rank(), made)
+            known = self._members[group] = Members(described, ranks, group.rank())
         return known
 
     def name(self, group: dist.ProcessGroup, op: str, peer: int | None = None) -> str:
         """The axis of a collective that is being issued. peer: the other rank of a message."""
-        described, ranks, me, _ = self.members(group)
+        described, ranks, me = self.members(group)
         said = self._declared.get(tuple(sorted(ranks))) if self._declared else None
         asked: Collection[str] = said or self._asked.get(group.group_name) or ()
         resolved, self._resolved = self._resolved, None

@@ -7,25 +7,27 @@ from collections.abc import Iterable
 
 from ..table import Table, human, ranks
 from .clock import chrome
-from .counter import PATIENCE, Counter, RankReport
+from .counter import Counter, RankReport
 from .report import CollectiveCount, alike
 from .steps import BySteps
 from .traffic import Traffic
 
 MOST = 3  # kinds of rank that are shown beside rank 0's
+PATIENCE = 60.0  # seconds until a rank that has not sent its report is left out
 
 
 class Counted(Traffic):
     """The traffic of a block or a script, to be read when it has ended: `print(traffic)`.
 
-    All that `Traffic` has. The other ranks' reports are fetched when they are asked for, within a minute;
-    `missing` are the ranks that sent none. steps[r]: rank r's collectives by optimizer step.
+    All that `Traffic` has. The other ranks' reports are fetched when they are asked for, within `patience`
+    seconds; `missing` are the ranks that sent none, which are compared with nobody. steps[r]: rank r's
+    collectives by optimizer step.
     """
 
     _mine: RankReport  # there when the block has ended
 
-    def __init__(self, counter: Counter):
-        self._counter = counter
+    def __init__(self, counter: Counter, patience: float = PATIENCE):
+        self._counter, self._patience = counter, patience
 
     def finish(self) -> None:
         """Stop counting."""
@@ -40,13 +42,13 @@ class Counted(Traffic):
         return getattr(self, name)
 
     def _gather(self) -> None:
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + self._patience
         reports: dict[int, RankReport | None] = {self._mine.rank: self._mine}
         for rank in set(range(self._counter.size)) - set(reports):
             reports[rank] = self._counter.told_by(rank, until)
         self.missing = sorted(rank for rank, told in reports.items() if told is None)
         self._told = [reports[rank] or RankReport(rank=rank) for rank in range(self._counter.size)]
-        super().__init__([told.report for told in self._told])
+        super().__init__([told.report for told in self._told], self.missing)
         self.steps = [told.steps for told in self._told]
 
     def tables(self, rank: int = 0) -> list[Table]:
@@ -105,7 +107,7 @@ class Counted(Traffic):
         if wrong := self.disagreement():
             sentences.append(wrong[1])
         if self.missing:
-            sentences.append(f"{ranks(self.missing)} sent no report")
+            sentences.append(f"{ranks(self.missing)} sent no report yet")
         return sentences
 
     def __repr__(self) -> str:

@@ -20,7 +20,6 @@ from .meter import Recorder
 from .report import Report
 from .steps import BySteps, Steps
 
-PATIENCE = 60.0  # seconds until a rank that has not sent its report is left out
 SPANS = 50_000  # of each kind, that a trace keeps of a rank
 OF_REPORTS = (
     "RankReport Report BySteps CollectiveCount Channel Begun Span Told Look Waiting Operation Line".split()
@@ -83,6 +82,13 @@ class Counter(Recorder):
         if self.store is not None and self.size > 1:
             self.store.set(str(self.rank), pickle.dumps(told))  # type: ignore[arg-type]
         return told
+
+    def all_have_told(self) -> bool:
+        """Whether every rank's report is there."""
+        try:
+            return self.store is None or self.store.check([str(r) for r in range(self.size)])
+        except RuntimeError:  # the store went with the process that had it
+            return True
 
     def told_by(self, rank: int, until: float) -> RankReport | None:
         """Another rank's report, None where it has not come by then."""

@@ -2,15 +2,10 @@
 
 A rank leaves a collective when those whose data it needs, and those who need its data, have begun theirs of
 the same number (`paper.collectives.needs`). A receive ends when the message has begun, and a send when
-its receive has: gloo holds the sender until then, whatever the size. A rank that does not stand in such an
-operation may still begin one. So these can go on: who does not stand, and who stands in what has begun on all
-sides that it needs, or may begin there because that rank can go on. The others never can: they wait for each
-other, or for ranks that have ended the call. The call is over, whatever the rest of the ranks still does.
-
-A rank stands where each of its threads does, or is asleep until another of them wakes it (`threads`). What is
-not seen is taken for movement: a computation, a timer, a store's wait, another program, an operation with a
-limit of its own, a thread of C's that is not asleep. An operation whose error would be caught may end by one
-as long as a rank of its group can still leave it. So nothing is proven that may still end.
+its receive has: gloo holds the sender until then, whatever the size. Nothing is proven but this: each rank has
+ended, or its main thread stands in such an operation, of which a side is missing; nothing that was begun is
+about to end; and nowhere is there anything else that may do something (`threads`). Then nobody is left to
+bring what is missing.
 
 So T. Hilbrich et al. prove it for MPI: "MPI Runtime Error Detection with MUST: Advances in Deadlock
 Detection" (2012). `tests/count/test_deadlock.py` holds this against all that can happen, and against real
@@ -20,12 +15,12 @@ ranks.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..table import ranks
-from .moves import ASLEEP, Begun, Channel, Look, Operation, Waiting, from_anybody, sides_of
+from .moves import Begun, Channel, Look, Operation, Waiting, from_anybody, sides_of
 
 
 class Wait(NamedTuple):
@@ -61,37 +56,24 @@ CYCLES = {
 
 @dataclass
 class Deadlock:
-    """Ranks that can never go on. `str` says why, for the reader.
+    """All ranks have ended, or can never go on. `str` says why, for the reader.
 
-    kind: 'disagree', two ranks brought to one operation what does not fit; 'absent', they wait for ranks that
-    have finished; 'asleep', for those in `asleep`, which nothing wakes; 'cycle', each waits for another of
-    them. waits: who waits for whom, of the smallest such set; every: of all that can never go on, the ranks
-    `stuck`. lines: rank -> the number of the line where it stands, where it is known.
+    kind: 'disagree', two ranks brought to one operation what does not fit; 'absent', some wait for ranks that
+    have ended; 'cycle', each waits for another of them. waits: who waits for whom, of the smallest such set;
+    every: of all that stand. lines: rank -> the number of the line where it stands, where it is known.
     """
 
     kind: str
     waits: list[Wait]
     every: list[Wait]
     finished: list[int]
-    stuck: list[int]
-    asleep: list[int] = field(default_factory=list)
     lines: dict[int, int] = field(default_factory=dict)
 
     @property
     def ranks(self) -> list[int]:
         """The ranks of the smallest set."""
-        stuck = {wait.rank for wait in self.waits} | {wait.other for wait in self.waits}
-        return sorted((stuck | {*self.asleep}) - set(self.finished))
-
-    def tells_of_all(self, n: int) -> bool:
-        """Whether all of n ranks have finished, or can never go on."""
-        return len({*self.stuck, *self.finished}) == n
-
-    def of(self, n: int) -> str:
-        """'no rank can ever go on', or which of n ranks cannot."""
-        if self.tells_of_all(n):
-            return "no rank can ever go on"
-        return f"{ranks(self.stuck)} can never go on"
+        both = {wait.rank for wait in self.waits} | {wait.other for wait in self.waits}
+        return sorted(both - set(self.finished))
 
     def __str__(self) -> str:
         if self.kind == "cycle":
@@ -101,8 +83,7 @@ class Deadlock:
             )
             why = _apart(channels) or usual
             return "; ".join(wait.told(self.lines) for wait in self.waits) + f": {why}."
-        of_kind = {"absent": self._absent, "asleep": self._asleep, "disagree": self._disagree}
-        return of_kind[self.kind]()
+        return self._absent() if self.kind == "absent" else self._disagree()
 
     def _absent(self) -> str:
         waiting = sorted({wait.rank for wait in self.waits})
@@ -111,18 +92,6 @@ class Deadlock:
             f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(absent)}, which never"
             f" came: {'it has' if len(absent) == 1 else 'they have'} finished."
         )
-
-    def _asleep(self) -> str:
-        said = [
-            f"rank {r}{f' (line {self.lines[r]})' if r in self.lines else ''} waits for another thread of its"
-            " own, and none is there that will wake it."
-            for r in self.asleep
-        ]
-        if waiting := sorted({wait.rank for wait in self.waits}):
-            said.append(
-                f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(self.asleep)}."
-            )
-        return " ".join(said)
 
     def _disagree(self) -> str:
         one, other = self.waits
@@ -161,92 +130,62 @@ def _apart(channels: list[Channel]) -> str:
     return ""
 
 
-def prove(looks: Sequence[Look | None], finished: Collection[int], course: bool = False) -> Deadlock | None:
-    """Why some ranks can never go on, None where that is not proven.
+def prove(looks: Sequence[Look | None], course: bool = False) -> Deadlock | None:
+    """Why no rank can ever go on, None where that is not proven.
 
-    looks[r]: rank r as it was seen, all at one moment; None where it was not. finished: ranks that have ended
-    the call, and have no thread that may do more; their looks say what they had begun. course: it is a call
-    of the course's: what does not fit is an error, also where PyTorch would exchange the bytes and go on, and
-    who has finished keeps its connections.
+    looks[r]: rank r as it was seen, all at one moment; None where it was not. course: it is a call of the
+    course's, where what does not fit is an error, also where PyTorch would exchange the bytes and go on.
     """
-    seen = _Seen(looks, finished)
-    if course and (pair := seen.disagreement()):
-        return Deadlock("disagree", pair, pair, sorted(finished), [wait.rank for wait in pair])
-    waits = {r: [seen.waits(r, thread) for thread in look.stands or ()] for r, look in seen.standing.items()}
-    free = set(range(len(looks))) - set(waits) - set(finished)
-    gone = set() if course else set(finished)
-
-    def may_go_on(rank: int) -> bool:
-        return any(_may_go_on(*wait, free) for wait in waits[rank]) or seen.may_lose(rank, free | gone)
-
-    while more := {r for r in waits if r not in free and may_go_on(r)}:
-        free |= more
-    stuck = sorted(set(waits) - free)
-    if not stuck:
+    known = [look for look in looks if look and not look.why and (look.stands or look.ended)]
+    if len(known) < len(looks):
         return None
-    missing = [
-        wait for r in stuck for operations, _ in waits[r] for waits_of in operations for wait in waits_of
-    ]
-    edges = [wait for wait in missing if wait.instead or wait.other not in free]
+    seen, finished = _Seen(known), [r for r, look in enumerate(known) if look.ended]
+    if course and (pair := seen.disagreement()):
+        return Deadlock("disagree", pair, pair, finished)
+    waits = {r: seen.waits(r, waiting) for r, waiting in seen.standing.items()}
+    if not waits or any(_may_go_on(*of) for of in waits.values()) or seen.is_under_way():
+        return None
+    edges = [wait for operations, _ in waits.values() for missing in operations for wait in missing]
     if found := next((wait for wait in edges if wait.instead), None):
         other = found._replace(rank=found.other, other=found.rank, brought=found.instead)
-        return Deadlock("disagree", [found, other], edges, sorted(finished), stuck)
+        return Deadlock("disagree", [found, other], edges, finished)
     if absent := [wait for wait in edges if wait.other in finished]:
-        return Deadlock("absent", absent, edges, sorted(finished), stuck)
-    asleep = [r for r in stuck if seen.is_asleep(r)]
-    if asleep:
-        waiting = [wait for wait in edges if wait.other in asleep]
-        return Deadlock("asleep", waiting, edges, sorted(finished), stuck, asleep)
-    return Deadlock("cycle", _shortest_cycle(edges), edges, sorted(finished), stuck)
+        return Deadlock("absent", absent, edges, finished)
+    return Deadlock("cycle", _shortest_cycle(edges), edges, finished)
 
 
-def _may_go_on(operations: list[list[Wait]], every: bool, free: set[int]) -> bool:
-    """Whether a thread may. operations: whom it waits for in each. every: all of these must end."""
-    each = [all(wait.other in free and not wait.instead for wait in missing) for missing in operations]
+def _may_go_on(operations: list[list[Wait]], every: bool) -> bool:
+    """Whether a rank may. operations: whom it waits for in each. every: all of these must end."""
+    each = [not missing for missing in operations]
     return all(each) if every else any(each)
 
 
 class _Seen:
     """All ranks at one moment."""
 
-    def __init__(self, looks: Sequence[Look | None], finished: Collection[int]):
-        self.begun = [look.begun if look else {} for look in looks]
-        self.made = [look.made if look else {} for look in looks]
-        self.standing = {
-            r: look for r, look in enumerate(looks) if look and look.stands and r not in finished
-        }
-        # Ranks whose last operation has begun for good: PyTorch may refuse another's.
-        self.still = {*self.standing, *finished}
+    def __init__(self, looks: Sequence[Look]):
+        self.begun = [look.begun for look in looks]
+        self.open = [look.open for look in looks]
+        self.standing = {r: look.stands for r, look in enumerate(looks) if look.stands and not look.ended}
 
-    def is_asleep(self, rank: int) -> bool:
-        """Whether nothing but a thread of its own could wake the rank, and none will."""
-        return self.standing[rank].stands == [ASLEEP]
+    def is_under_way(self) -> bool:
+        """Whether something that was begun, beside what is waited for, has begun on all sides and will end."""
+        each = [(rank, operation) for rank, operations in enumerate(self.open) for operation in operations]
+        return any(not any(self.missing(rank, operation)) for rank, operation in each)
 
-    def may_lose(self, rank: int, ending: set[int]) -> bool:
-        """Whether one of the ending ranks may end a group, or its process, so that an operation of this
-        rank's raises, and its code goes on from there.
-        """
-        stands = self.standing[rank].stands or ()
-        channels = [o.channel for thread in stands if thread.caught for o in thread.operations]
-        others = (
-            c.members if c.kind == "recv_any" else sides_of(c) for c in channels
-        )  # of a message its peer
-        return any(map(ending.intersection, others))
-
-    def waits(self, rank: int, thread: Waiting) -> tuple[list[list[Wait]], bool]:
-        """(whom the thread waits for in each of its operations, whether all of these must end)."""
-        if len(thread.operations) == 1 and thread.operations[0].channel.kind == "recv_any":
-            return self._from_any(rank, thread.operations[0]), False
-        return [list(self.missing(rank, o)) for o in thread.operations], thread.every
+    def waits(self, rank: int, waiting: Waiting) -> tuple[list[list[Wait]], bool]:
+        """(whom the rank waits for in each of its operations, whether all of these must end)."""
+        if len(waiting.operations) == 1 and waiting.operations[0].channel.kind == "recv_any":
+            return self._from_any(rank, waiting.operations[0]), False
+        return [list(self.missing(rank, o)) for o in waiting.operations], waiting.every
 
     def _from_any(self, rank: int, operation: Operation) -> list[list[Wait]]:
         """Any one of these must send, unless a message may be on its way."""
         channel = operation.channel
         others = [other for other in channel.members if other != rank]
-        made = [self.made[other].get(channel.group, channel.made) == channel.made for other in others]
         sends = [channel._replace(kind="send", source=other) for other in others]
         sent = sum(self.begun[s.source].get(s, Begun()).count for s in sends if s.source is not None)
-        if operation.received is None or sent > operation.received or not all(made):
+        if operation.received is None or sent > operation.received:
             return [[]]
         return [[Wait(rank, other, operation, "a message")] for other in others]
 
@@ -258,28 +197,26 @@ class _Seen:
         brought = self.begun[rank][channel].brought(number)
         is_pair = len(channel.members) == 2
         for other in operation.needs:
-            if self.made[other].get(channel.group, channel.made) != channel.made:
-                continue  # it has made the group more often, or less: whether it will come is not known
             if self._count(channel, other) < number:
                 yield Wait(rank, other, operation, brought or "a collective")
             elif (
                 channel.kind == "collective"
                 and operation.marked
                 and brought
-                and (its := self._for_good(operation, other))
+                and (its := self._brought(operation, other))
             ):
                 if _never_meet(brought, its, is_pair):
                     yield Wait(rank, other, operation, brought, its)
 
     def disagreement(self) -> list[Wait]:
         """Two ranks that brought to an operation what does not fit, of which one stands in it."""
-        for rank, look in self.standing.items():
-            for operation in (o for thread in look.stands or () for o in thread.operations):
-                mine = self.begun[rank][operation.channel].brought(operation.number)
+        for rank, waiting in self.standing.items():
+            for operation in waiting.operations:
+                mine = self._brought(operation, rank)
                 if mine is None or from_anybody(operation.channel, self.begun):
                     continue
                 for other in sides_of(operation.channel):
-                    its = self._for_good(operation, other)
+                    its = self._brought(operation, other)
                     if its is not None and its != mine:
                         return [Wait(rank, other, operation, mine), Wait(other, rank, operation, its)]
         return []
@@ -287,12 +224,10 @@ class _Seen:
     def _count(self, channel: Channel, rank: int) -> int:
         return self.begun[rank].get(sides_of(channel)[rank], Begun()).count
 
-    def _for_good(self, operation: Operation, rank: int) -> str | None:
-        """What a rank brought to its side, in words, where that is known and PyTorch has not refused it."""
-        channel, number = operation.channel, operation.number
-        if rank not in self.still and self._count(channel, rank) <= number:
-            return None
-        return self.begun[rank].get(sides_of(channel)[rank], Begun()).brought(number)
+    def _brought(self, operation: Operation, rank: int) -> str | None:
+        """What a rank brought to its side, in words, where that is known."""
+        its = sides_of(operation.channel).get(rank, operation.channel)
+        return self.begun[rank].get(its, Begun()).brought(operation.number)
 
 
 def _never_meet(one: str, other: str, is_pair: bool) -> bool:

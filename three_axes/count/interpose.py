@@ -14,9 +14,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -63,7 +63,6 @@ class Call:
     alone: bool  # `first` is the whole
     reduces: str
     tag: int
-    made: int = 0  # how many groups of its name there have been, its own included
     limit: float = math.inf  # seconds after which it fails by itself
     backward: int | None = None  # of a bucket: the backward at whose end DDP waits for it
     gives: torch.Tensor | None = None  # known when it is issued
@@ -77,14 +76,14 @@ class Call:
     def channel(self) -> Channel:
         """The channel in which this call is matched with its other sides."""
         members = tuple(self.members)
-        name, made = self.group.group_name, self.made
+        name = self.group.group_name
         if self.op not in ("send", "recv"):
-            return Channel("collective", name, members, made=made)
+            return Channel("collective", name, members)
         if self.root is None:
-            return Channel("recv_any", name, members, None, members[self.me], self.tag, made)
+            return Channel("recv_any", name, members, None, members[self.me], self.tag)
         ends = (self.me, self.root) if self.op == "send" else (self.root, self.me)
         source, target = (members[r] for r in ends)
-        return Channel(self.op, name, members, source, target, self.tag, made)
+        return Channel(self.op, name, members, source, target, self.tag)
 
     @property
     def needs(self) -> tuple[int, ...]:
@@ -155,18 +154,6 @@ class Listener:
     def waited_for_ddp(self, start: float, backward: int) -> None:
         """DDP's wait at the end of this backward is over: all its buckets have ended."""
 
-    def stands_in(self, works: Callable[[], list[dist.Work]], every: bool) -> None:
-        """This thread waits for these, or, unless for every one, for one of them that is not known."""
-
-    def goes_on(self) -> None:
-        """This thread waits no longer."""
-
-    def meets(self, channel: Channel, limit: float) -> None:
-        """This thread waits to meet all ranks of a channel, for so many seconds at most."""
-
-    def met(self, channel: Channel, is_made: bool) -> None:
-        """This thread has met all ranks of the channel; or, where the group was not made, it has not."""
-
     def passed_by(self, what: str) -> None:
         """This process has sent or received something that no listener hears of."""
 
@@ -206,12 +193,6 @@ class Interposer:
         """Call this method of every listener."""
         for listener in self._listeners:
             getattr(listener, name)(*told)
-
-    def pending_calls(self) -> list[list[dist.Work]]:
-        """For each function that a program has left with a future: the Works that must all have ended before
-        it is called; none where they are not known.
-        """
-        return self.beside.futures.pending() if self.beside else []
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -256,15 +237,18 @@ class Interposer:
         dist.Work.get_future = lambda work: self._giving_future(work)  # type: ignore[assignment]
         dist.Work.wait = lambda work, *args, **kwargs: self._waiting(work, args, kwargs)
         issued = lambda group, *device: self._batch_issued(group, *device)
-        self._end_batch = pytorch_private.replace_end_of_batch(issued)
+        self._end_batch = getattr(dist.ProcessGroup, pytorch_private.END_OF_BATCH, None)
+        if self._end_batch:
+            setattr(dist.ProcessGroup, pytorch_private.END_OF_BATCH, issued)
         self.axes.listen()
-        self.beside = Beside(self._tell, self.axes.made, self._watch_backward)
+        self.beside = Beside(partial(self._tell, "passed_by"))
 
     def _uninstall(self) -> None:
         for library in self._libraries:
             library._destroy()
         dist.Work.wait, dist.Work.get_future = self.wait_for, self._future_of
-        pytorch_private.replace_end_of_batch(self._end_batch)
+        if self._end_batch:
+            setattr(dist.ProcessGroup, pytorch_private.END_OF_BATCH, self._end_batch)
         self.axes.leave()
         if self.beside:
             self.beside.leave()
@@ -280,7 +264,7 @@ class Interposer:
             if self._is_aside:
                 return call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             group = dist.ProcessGroup.unbox(args[at_group])
-            _, members, me, made = self.axes.members(group)
+            _, members, me = self.axes.members(group)
             limit = pytorch_private.limit(group)
             milliseconds = args[at_limit] if at_limit < len(args) else kwargs.get("timeout", -1)
             if milliseconds >= 0:  # of this call alone
@@ -297,9 +281,7 @@ class Interposer:
             alone, reduces = whole is first or len(whole) == 1, reduction(operator, args)
             tag = args[TAGS[operator]] if operator in TAGS else 0
             sizes = payload, held, algorithmic
-            issued = Call(
-                name, axis, group, members, me, root, *sizes, first, alone, reduces, tag, made, limit
-            )
+            issued = Call(name, axis, group, members, me, root, *sizes, first, alone, reduces, tag, limit)
             if name == "all_reduce" and _by_autograd(sys._getframe().f_back):
                 issued.backward = pytorch_private.backward_under_way()
             self._tell("begins", issued)
@@ -310,8 +292,7 @@ class Interposer:
                 ticket = fabric.come(name, group.group_name, members, me, root, tag, payload)
             self.inside = True
             try:
-                with self._meeting_first(issued):
-                    result = call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
+                result = call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             except BaseException:
                 self._tell("refused", issued)
                 raise
@@ -324,19 +305,9 @@ class Interposer:
             work = work if work is not None else _stand_in(name, first)
             if work is not None:
                 self._tell("begun", issued, work)
-                if self.beside:
-                    self.beside.begun(work)
             return result
 
         return counted
-
-    def _meeting_first(self, call: Call) -> AbstractContextManager:
-        """All ranks of a group that checks each collective meet before it begins."""
-        group, is_message = call.group, call.op in ("send", "recv")
-        if self.beside is None or is_message or not pytorch_private.is_checking(group):
-            return nullcontext()
-        limit = None if call.limit == math.inf else timedelta(seconds=call.limit)
-        return self.beside.meets("check of collectives", group.group_name, tuple(call.members), limit)
 
     def _batch_issued(self, group: dist.ProcessGroup, *device):
         """Begin the sends of a batch together, with one Work, as PyTorch does, and tell the listeners."""
@@ -367,10 +338,7 @@ class Interposer:
 
     def _giving_future(self, work: dist.Work) -> torch.futures.Future:
         self._tell("future_taken", work)
-        future = self._future_of(work)
-        if self.beside and not self._is_aside:
-            self.beside.futures.of[future] = [work]
-        return future
+        return self._future_of(work)
 
     def _wait_tensor(self, keys, tensor):
         start = time.monotonic()

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ from .. import lines, pytorch_private
 from . import threads, wire
 from .clock import Span
 from .interpose import Call, Listener, interposer
-from .moves import NEVER, Channel, Moves, Operation, anybodys
+from .moves import NEVER, Channel, Moves, Operation, Waiting, anybodys
 from .operators import InBatch, OnStream, type_of
 from .report import CollectiveCount, Report
 
@@ -66,7 +67,8 @@ class Recorder(Listener):
     def __init__(self, box: int | None = None, on: bool = True, spans: int = 1_000_000):
         self.box, self.on, self.most_spans = box, on, spans
         self.counter, self.moves = wire.Counter(), Moves()
-        self.moves.made = interposer.axes.made
+        self.moves.open = self._under_way
+        self.moves.forbids = lambda: interposer.beside.forbids() if interposer.beside else ""
         self._thread = threading.local()  # begins: the operation that is being issued
         self.last: dict | None = None  # the collective issued last, as written to the box
         self._looked: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # whose connections are known
@@ -92,8 +94,6 @@ class Recorder(Listener):
         self._by_future: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._ended_tensors: set[int] = set()  # the same of functional collectives: pieces of their results
         self._receives: Counter[Channel] = Counter()  # begun, in the channel of those from anybody
-        self._operations: weakref.WeakKeyDictionary[dist.Work, list[Operation]] = weakref.WeakKeyDictionary()
-        self.moves.callbacks = self._called_later
         # What somebody has waited for in vain, perhaps until a limit: its connection may be lost.
         self._given_up: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self.has_failed = False
@@ -128,7 +128,7 @@ class Recorder(Listener):
         """
         for issued in list(self._open):
             if issued.work not in self._given_up and not issued.has_ended():
-                self.moves.stand([issued.operation])
+                self.moves.stand(partial(Waiting, (issued.operation,)))
                 interposer.wait_for(issued.work) if isinstance(issued.work, dist.Work) else issued.work.wait()
                 self.moves.go_on()
 
@@ -222,8 +222,6 @@ class Recorder(Listener):
         self._open.append(issued)
         if _is_receive(operation.channel):
             self._receives[anybodys(operation.channel)] += 1
-        if isinstance(work, dist.Work):
-            self._operations[work] = [operation]
         self._in_flight += call.size
 
     def refused(self, call: Call) -> None:
@@ -235,7 +233,6 @@ class Recorder(Listener):
         for issued in self._open:
             if isinstance(issued.work, InBatch):
                 issued.work = work
-                self._operations.setdefault(work, []).append(issued.operation)
 
     def waits(self, on: dist.Work | torch.Tensor | None, limit: float = NEVER) -> None:
         """Note what this rank stands in; for a tensor of unknown origin, one of all that is under way."""
@@ -253,10 +250,10 @@ class Recorder(Listener):
         if begun:
             operations = tuple(self._awaited_now(issued, limit) for issued in known or begun)
             if on is None:  # before and after DDP waits, calls of the reader's may run here
-                me = threading.get_ident()
-                self.moves.stand_in(lambda: operations if threads.is_in_backward(me) else (), False)
+                self.moves.stand(lambda: Waiting(operations if threads.is_in_backward() else (), False))
             else:  # several, where a program has put results of several into one piece of memory
-                self.moves.stand(operations, every=len(known) == 1 or isinstance(on, dist.Work))
+                every = len(known) == 1 or isinstance(on, dist.Work)
+                self.moves.stand(partial(Waiting, operations, every))
 
     def _awaited_now(self, issued: Issued, limit: float) -> Operation:
         operation = issued.operation._replace(limit=min(issued.operation.limit, limit))
@@ -309,43 +306,12 @@ class Recorder(Listener):
             issued.ended = True
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
-    def stands_in(self, works: Callable[[], list[dist.Work]], every: bool) -> None:
-        """Note what this thread stands in; nothing where a Work is not known."""
-        known = lambda: tuple(o for work in works() for o in self._operations.get(work, ()))
-        if all(work in self._operations for work in works()):
-            self.moves.stand_in(known, every)
-
-    def goes_on(self) -> None:
-        """Note that this thread stands no longer."""
-        self.moves.go_on()
-
-    def meets(self, channel: Channel, limit: float) -> None:
-        """Note that this thread waits for all others of the channel."""
-        mine = dist.get_rank() if dist.is_initialized() else None
-        if mine is None:
-            return
-        number = self.moves.begin(channel, channel.group.rpartition(" ")[0])
-        others = tuple(r for r in channel.members if r != mine)
-        self.moves.stand([Operation(channel, number, others, limit)])
-
-    def met(self, channel: Channel, is_made: bool) -> None:
-        """Note that they have met, or that this rank did not come."""
-        self.moves.go_on()
-        if not is_made and channel in self.moves.begun:
-            self.moves.take_back(channel)
-            self.has_failed = True
-
     def passed_by(self, what: str) -> None:
         """From here on, nothing is proven of this rank in this call."""
         self.moves.blind = what
 
-    def _called_later(self) -> list[Operation | None]:
-        """What must end before each function is called that the program has left with a future."""
-        must_end: list[Operation | None] = []
-        for works in interposer.pending_calls():
-            under_way = [work for work in works if not work.is_completed()]
-            must_end += [o for work in under_way for o in self._operations.get(work, ())] or [None]
-        return must_end
+    def _under_way(self) -> tuple[Operation, ...]:
+        return tuple(issued.operation for issued in list(self._open) if not issued.has_ended())
 
     def _remembered(self, work: dist.Work) -> None:
         """Somebody waits late."""

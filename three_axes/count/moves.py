@@ -8,27 +8,24 @@ in channels. `deadlock` reads what is noted here.
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from .. import lines
-from . import threads
+from .threads import Before
 
 KEPT_FIRST = 200  # of each channel, for a comparison when the call has ended
 KEPT_LAST = 8  # for one while it stands still
-PATIENT = 60.0  # seconds: a program may count on a limit that is shorter, whoever catches what is raised then
+PATIENT = 60.0  # seconds: a program may count on a limit that is shorter
 NEVER = float("inf")
 
 
 class Channel(NamedTuple):
     """Operations that are matched by their number. kind: collective, send or recv; 'recv_any' of messages
-    that may come from anybody. Ranks are numbered as the world does. made: how many groups of this name the
-    process had made when this one was there: a group that is destroyed and made again counts anew.
+    that may come from anybody. Ranks are numbered as the world does.
     """
 
     kind: str
@@ -37,7 +34,6 @@ class Channel(NamedTuple):
     source: int | None = None
     target: int | None = None
     tag: int = 0
-    made: int = 0
 
 
 def sides_of(channel: Channel) -> dict[int, Channel]:
@@ -97,65 +93,51 @@ class Operation(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """What one thread of a rank waits for. every: all the operations must end before the thread goes on,
-    else one of them, and it is not known which. caught: what an operation raises would be caught by the
-    reader's code, or run some of it, so that the program may go on from there: it raises where a limit is
-    over, or where another rank ends its group, or its process.
-
-    `ASLEEP` waits for no operation, but for another thread of its own, and none is there that may wake it.
+    """What a rank's main thread waits for. every: all the operations must end before it goes on, else one of
+    them, and it is not known which.
     """
 
     operations: tuple[Operation, ...]
     every: bool = True
-    caught: bool = False
-
-    @property
-    def ends_itself(self) -> bool:
-        """Whether the program may count on the operations' own limits."""
-        patience = NEVER if self.caught else PATIENT
-        return any(operation.limit < patience for operation in self.operations)
-
-
-ASLEEP = Waiting((), every=False)
 
 
 class Look(NamedTuple):
     """One rank at one moment.
 
-    moves, slept: two looks with the same saw the rank still, all the time between them. stands: what its
-    threads wait for, where no thread can do anything else; None where one may. Of a rank that has ended the
-    call it is empty. why: why `stands` is None, in words, where that is known. made: group -> how many of
-    this name the rank has made.
+    moves: two looks with the same saw the rank still, all the time between them. stands: what its main thread
+    waits for, in a wait of ours; None where it is anywhere else. ended: it has ended the call, and runs no
+    more of the reader's code. begun, open: all that the rank has begun, and what of it has not ended beside
+    what it waits for; both are empty of a rank that is elsewhere. why: what it has that forbids a proof, in
+    words; '' where nothing does.
     """
 
     moves: int
-    begun: dict[Channel, Begun]
-    stands: list[Waiting] | None
-    slept: tuple[int, ...] = ()
+    stands: Waiting | None = None
+    ended: bool = False
+    begun: dict[Channel, Begun] = {}
+    open: tuple[Operation, ...] = ()
     why: str = ""
-    made: dict[str, int] = {}
 
     def is_still_in(self, later: Look | None) -> bool:
         """Whether the rank did nothing from this look to the later one."""
-        return later is not None and (self.moves, self.slept) == (later.moves, later.slept)
+        return later is not None and self.moves == later.moves
 
 
 class Moves:
-    """This rank's, in one call."""
+    """This rank's, in one call. What runs beside when this is made was there before the reader's code."""
 
     def __init__(self):
         self._count = itertools.count(1)
         self._moves = 0  # one number is never taken twice, whichever threads move at once
-        self.made: dict[str, int] = {}
-        self._since: int | None = None  # how often the main thread had gone to sleep at the last look
-        # What will be called when an operation has ended, by whom nobody knows; None: it may be called now.
-        self.callbacks: Callable[[], list[Operation | None]] = list
+        self._before = Before()
+        self.open: Callable[[], tuple[Operation, ...]] = tuple  # what has not ended
+        self.forbids: Callable[[], str] = str  # why nothing can be proven, by what passes no operator
         self.start()
 
     def start(self) -> None:
         """Forget all that was begun: a new call starts."""
         self.begun: dict[Channel, Begun] = {}
-        self._stands: dict[int, Callable[[], Waiting]] = {}  # thread -> what it waits for, when asked
+        self._stands: Callable[[], Waiting] | None = None  # what the main thread waits for, when asked
         self.blind = ""  # what the program did past our sight, in words
         self._moved()
 
@@ -181,59 +163,38 @@ class Moves:
             begun.first.pop()
         begun.count -= 1
 
-    def stand(self, operations: Iterable[Operation], every: bool = True) -> None:
-        """This thread waits from here on."""
-        waits = tuple(operations)
-        self.stand_in(lambda: waits, every)
-
-    def stand_in(self, operations: Callable[[], tuple[Operation, ...]], every: bool) -> None:
-        """This thread waits from here on, for what `operations` gives when asked: that changes."""
-        # A thread that ends of an exception may free another, which waits for that.
-        is_main = threading.current_thread() is threading.main_thread()
-        caught = not is_main or lines.is_guarded(sys._getframe(1))
+    def stand(self, waits: Callable[[], Waiting]) -> None:
+        """This thread waits from here on, for what `waits` gives when asked: that may change."""
         self._moved()
-        self._stands[threading.get_ident()] = lambda: Waiting(operations(), every, caught)
+        if threading.current_thread() is threading.main_thread():
+            self._stands = waits
 
     def go_on(self) -> None:
         """This thread waits no longer."""
         self._moved()
-        self._stands.pop(threading.get_ident(), None)
+        if threading.current_thread() is threading.main_thread():
+            self._stands = None
 
-    def awaited(self) -> list[Operation]:
-        """What this rank's threads wait for, the main thread's first."""
-        main = threading.main_thread().ident
-        stands = sorted(self._stands.items(), key=lambda stand: stand[0] != main)
-        return [operation for _, waits in stands for operation in waits().operations]
+    def awaited(self) -> tuple[Operation, ...]:
+        """What the main thread waits for."""
+        stands = self._stands
+        return stands().operations if stands else ()
 
-    def help(self) -> str:
-        """The first thread that may still do something, in words: not the main one, nor one that stands."""
-        return self.blind or threads.beside({*self._stands, threading.main_thread().ident or 0}).help
-
-    def _main_sleeps_on(self) -> bool:
-        """Whether the main thread slept at the last look too. To look at its frames keeps its tensors."""
-        before, self._since = self._since, threads.main_asleep_since()
-        return before is not None and before == self._since
+    def why(self, is_placed: bool = False) -> str:
+        """What this rank has that forbids a proof now, in words; '' where nothing does."""
+        if self.blind:
+            return self.blind
+        if any(operation.limit < PATIENT for operation in (*self.awaited(), *self.open())):
+            return "has an operation with a limit of less than a minute"
+        return self.forbids() or self._before.since(is_placed)
 
     def look(self, ended: bool = False) -> Look | None:
-        """This rank now; None where it moved meanwhile. ended: its main thread has ended the call, and runs
-        no more of the reader's code.
-        """
-        before, waits = self._moves, {thread: waits() for thread, waits in list(self._stands.items())}
-        if not (waits or ended or self._main_sleeps_on()):
-            return Look(before, dict(self.begun), None)
-        callbacks = self.callbacks()
-        main = {threading.main_thread().ident or 0} if ended else set()
-        others = threads.beside({*waits, *main})
-        why = self.blind or others.help
-        if any(wait.ends_itself for wait in waits.values()):
-            why = "an operation has a limit of its own, and the program may go on when that is over"
-        if not all(wait.operations for wait in waits.values()):
-            why = "all that it waited for has ended"
-        if None in callbacks:
-            why = "what is to be called when an operation has ended may not have been called yet"
-        # It is called where the operation raises, too.
-        called = [Waiting((operation,), caught=True) for operation in callbacks if operation]
-        stands = [*waits.values(), *called]
-        stands = stands or ([] if ended else [ASLEEP])
-        seen = Look(before, dict(self.begun), None if why else stands, others.slept, why, dict(self.made))
+        """This rank now; None where it moved meanwhile. ended: as of a look."""
+        before, stands = self._moves, self._stands
+        waiting = stands() if stands else None
+        if not ended and not (waiting and waiting.operations):  # all that it waited for has ended
+            return Look(before)
+        awaited = {operation[:2] for operation in waiting.operations} if waiting else ()
+        beside = tuple(operation for operation in self.open() if operation[:2] not in awaited)
+        seen = Look(before, waiting, ended, dict(self.begun), beside, self.why())
         return seen if self._moves == before else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import runpy
@@ -12,17 +13,17 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
-from ..lines import Line, show
 from ..plan.job import Job
 from ..plan.layout import Layout
-from . import last, on_cpu
+from . import on_cpu, watch, wire
 from .against import against
 from .axes import said
 from .counted import Counted
 from .counter import Counter
-from .deadlock import Deadlock
 from .interpose import interposer
-from .watch import Watch
+
+
+AT_THE_END = 10.0  # seconds that rank 0 waits for the others' reports when its own script is over
 
 
 def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
@@ -50,47 +51,41 @@ def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
 
 
 def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, list[int]]]) -> int:
-    counter = Counter(trace=args.trace is not None, box=last.box() if args.watch else None)
-    counted, leave, me = Counted(counter), os._exit, os.getpid()
-    watch = Watch(counter, partial(_hangs, args.exit, leave)) if args.watch else None
+    counter = Counter(trace=args.trace is not None, box=watch.box() if args.watch else None)
+    counted, leave, me = Counted(counter, AT_THE_END), os._exit, os.getpid()
+    watches = watch.Watch(counter, say, lambda: args.exit and leave(args.exit)) if args.watch else None
 
     def tell() -> None:
+        if os.getpid() != me:  # a process that the script has forked has nothing to tell
+            return
         os._exit = leave
-        if watch:
-            watch.end()
-            last.forget()
+        if watches:
+            watches.leave()
         counted.finish()
         if counter.rank == 0:
+            if not counter.all_have_told():
+                wire.cut(anywhere=True)  # others may wait for this rank, whose process would have ended by now
             _report(counted, args, compared)
 
     def leave_at_once(status: int) -> NoReturn:
-        """Some scripts do so for whom Python's end takes too long, or fails. So do processes that a script
-        forks, which have nothing to tell.
-        """
-        if status == 0 and os.getpid() == me and threading.current_thread() is threading.main_thread():
+        """Some scripts do so for whom Python's end takes too long, or fails."""
+        if status == 0 and threading.current_thread() is threading.main_thread():
             tell()
         leave(status)
 
     os._exit = leave_at_once
+    atexit.register(tell)  # before the script's own, so that it comes after them
     try:
         with interposer.axes.declared(named):
             run_script(args)
-    except Exception:
-        if watch:
-            last.tell(counter.moves.begun, counter.rank, say)
-        raise
-    finally:
+    except BaseException as error:
         os._exit = leave
-    tell()
+        atexit.unregister(tell)
+        if watches and watches.explain(error) and args.exit:
+            sys.excepthook(type(error), error, error.__traceback__)
+            raise SystemExit(args.exit) from None
+        raise
     return 0
-
-
-def _hangs(code: int | None, leave: Callable, deadlock: Deadlock, places: dict[int, Line], size: int) -> None:
-    """Print what is proven, with each rank's line, and leave with the code, if there is one."""
-    stand = [f"    rank {rank}: {show(line)}" for rank, line in places.items()]
-    say("\n".join([f"\nin this job {deadlock.of(size)}:", *stand, str(deadlock)]))
-    if code is not None:
-        leave(code)
 
 
 OURS = "watch", "exit", "trace", "json", "cpu"  # seldom a script's own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..table import Table, human
 from .moves import Begun, brought_to, from_anybody, sides_of
@@ -21,7 +21,8 @@ class Traffic:
     one.
     """
 
-    def __init__(self, reports: Sequence[Report]):
+    def __init__(self, reports: Sequence[Report], missing: Collection[int] = ()):
+        self._missing = missing  # ranks of which there is no report
         self.ranks: list[list[CollectiveCount]] = [r.rows for r in reports]
         self.peak_in_flight = [r.peak_in_flight for r in reports]
         self.late = sum(r.late for r in reports)
@@ -75,11 +76,13 @@ class Traffic:
         for channel in dict.fromkeys(channel for begun in self._begun for channel in begun):
             if from_anybody(channel, self._begun):
                 continue
-            kept = [len(self._begun[r].get(its, Begun()).first) for r, its in sides_of(channel).items()]
+            sides = {r: its for r, its in sides_of(channel).items() if r not in self._missing}
+            kept = [len(self._begun[r].get(its, Begun()).first) for r, its in sides.items()]
             is_message = channel.source is not None
             for number in range(1, 1 + (min(kept) if is_message else max(kept))):
                 brought = brought_to(channel, number, self._begun)
-                one, *others = brought
+                brought = {r: what for r, what in brought.items() if r not in self._missing}
+                one, *others = brought or [0]
                 if both:
                     one, *others = [r for r in brought if brought[r] is not None] or [one]
                 if differ := [r for r in others if brought[r] != brought[one]]:

@@ -1,101 +1,186 @@
-"""`count --watch`: the proof of a hang in somebody's own job, through the store where its ranks met.
+"""`count --watch`: where each rank of a job stands when nothing moves, and whether that is proven to be a hang.
 
-On each rank a thread tells the store where it stands, some times a second, while it stands still. The thread
-of rank 0 reads what all have told. A proof counts when every rank that it tells of has told the same twice
-more: the second time it has looked after that reading, so all of it held at that moment.
+On each rank a thread tells the store where the ranks met how far the rank is and where. The lowest rank that
+is alive reads what all have told. A proof counts when every rank has told the same twice more: the second
+time it has looked after that reading, so all of it held at that moment. Where nothing is proven, it is said
+once where each rank is.
+
+gloo may end a process in the middle of a collective, and others then raise. So each recorder also writes to
+its box (`meter`), a file in the folder that torchrun has made for the rank: it outlives the process.
 """
 
 from __future__ import annotations
 
-import atexit
+import json
 import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
 from typing import NamedTuple
 
 from .. import lines
 from ..foreign import DataUnpickler
+from ..table import ranks
 from .counter import Counter, is_of_reports
-from .deadlock import Deadlock, prove
-from .moves import Look
+from .deadlock import prove
+from .moves import Begun, Channel, Look, sides_of
 from .threads import OwnThread
 
 EVERY = 0.15  # seconds
-MANY = 300  # ranks to a second of waiting more, since rank 0 reads what all have told
+MANY = 300  # ranks to a second of waiting more, since one rank reads what all have told
+SELDOM = 1.0  # seconds, after which a rank tells of itself that stands in no collective
+STILL = 5.0  # seconds without a movement, after which it is said where all are
+BOX = "last-collective"
 
 
 class Told(NamedTuple):
-    """What a rank has told of itself. beat: how often the same. ended: its script is over. gone: so are its
-    other threads, and what it has registered for its end: nothing will come from it any more. line: its
-    line.
+    """What a rank has told of itself. beat: how often of one look. gone: its script is over, with all that
+    was registered for its end. line: where its main thread is. last: the collective that it stands in, else
+    the one that it has begun last, as written to the box. why: what forbids a proof, in words.
     """
 
     beat: int
-    ended: bool
     gone: bool
     look: Look
-    line: lines.Line | None
+    line: lines.Line | None = None
+    last: dict | None = None
+    why: str = ""
+
+    def does(self) -> tuple[str, str]:
+        """(what it does, what several do that do the same), in words."""
+        after = f"after {_collective(self.last)}" if self.last else "without a collective"
+        at = f": {lines.show(self.line)}" if self.line else ", in code that is not the script's"
+        if self.gone:
+            return (f"ended its script {after}", f"ended their scripts {after}")
+        if self.look.stands:
+            where = _collective(self.last)
+            return (f"stands in {where}{at}", f"stand in {where}{at}")
+        return (f"is {after}{at}", f"are {after}{at}")
+
+
+def _collective(last: dict) -> str:
+    """'all_reduce number 6 of dp, float32[3]'"""
+    to = {"send": " to", "recv": " from"}.get(last["op"])
+    peer = f"{to} rank {last['needs'][0]}" if to and len(last["needs"]) == 1 else ""
+    of = f", {last['dtype']}{last['shape']}" if last["shape"] is not None else ""
+    return f"{last['op']} number {last['nth']}{peer} of {last['axis']}{of}"
+
+
+def places(told: Mapping[int, Told], silent: Collection[int] = ()) -> list[str]:
+    """A line for each thing that ranks do, of those that do the same. silent: ranks that tell no more."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank, one in sorted(told.items()):
+        does = ("does not answer", "do not answer") if rank in silent else one.does()
+        groups.setdefault(does, []).append(rank)
+    return [f"    {ranks(who)} {does[len(who) > 1]}" for does, who in groups.items()]
+
+
+def _absent(last: dict | None, gone: Mapping[int, Told]) -> list[int]:
+    """Of the ranks that are gone, those that did not begin their side of a rank's last collective."""
+    if last is None:
+        return []
+    sides = sides_of(Channel(*last["channel"]))
+    count = lambda rank: gone[rank].look.begun.get(sides[rank], Begun()).count
+    return [rank for rank in gone if rank in sides and count(rank) < last["nth"]]
 
 
 class Watch:
-    """Watches this rank, and on rank 0 the others, until the process ends. found: what is done with a proof,
-    the lines of the ranks, and how many these are.
+    """Watches this rank, and others where it is the lowest that is alive, until `leave`. say: prints a block.
+    proven: is called when it is printed that no rank can ever go on.
     """
 
-    def __init__(self, counter: Counter, found: Callable[[Deadlock, dict[int, lines.Line], int], None]):
-        self._counter, self._found, self._script = counter, found, threading.main_thread().ident or 0
-        self._ended, self._has_help, self._owner = False, False, os.getpid()
-        self._mine: Told | None = None
-        self._before: dict[int, Told] = {}
+    def __init__(self, counter: Counter, say: Callable[[str], None], proven: Callable[[], None]):
+        self._counter, self._say, self._proven = counter, say, proven
+        self._main = threading.main_thread().ident or 0
+        self._mine, self._told_at = Told(0, False, Look(0)), 0.0
+        self._lowest = 0  # no lower rank is alive
+        self._before: list[Told | None] = []  # as read when a rank had last moved
+        self._since, self._is_noted = time.monotonic(), False  # when that was, and whether it was said
+        self._later: list[Told | None] = []  # as read some seconds after that
         self._store, self._over = None, threading.Event()
         self._thread = OwnThread(self._run)
         self._thread.start()
-        atexit.register(self._leave)  # before the script's own, so that it comes after them
 
-    def end(self) -> None:
-        """The script is over on this rank. Its other threads may go on."""
-        self._ended, self._has_help = True, bool(self._counter.moves.help())
-        if self._counter.store is not None:
-            self._tell(self._counter.store)
+    def leave(self) -> None:
+        """The script is over, and what it had registered for its end: nothing will come from this rank."""
+        self.stop()
+        with suppress(OSError):
+            if folder := _folder():
+                os.remove(folder / BOX)
+        if self._store is not None:
+            with suppress(RuntimeError):  # the store went with the process that had it
+                look = self._counter.moves.look(ended=True) or Look(0, ended=True)
+                self._put(self._mine._replace(gone=True, look=look._replace(why=""), last=self._counter.last))
+                self._store.set(f"gone/{self._counter.rank}", "")
 
-    def _leave(self) -> None:
-        """The process ends: what others wait for from it will never come. A thread that were in the store
-        while Python ends would end the process with an error.
+    def stop(self) -> None:
+        """Watch no more. A thread that were in the store while Python ends would end the process with an
+        error.
         """
-        if os.getpid() != self._owner:
-            return
         self._over.set()
         self._thread.join()
-        # What a thread did since the script's end was not counted.
-        if self._ended and not self._has_help and self._store is not None:
-            with suppress(RuntimeError):
-                self._tell(self._store, gone=True)
+
+    def explain(self, error: BaseException) -> bool:
+        """Say where all ranks were when this one raised, since a collective has failed or a rank had ended.
+        Whether this one waited for a rank that had ended.
+        """
+        self.stop()
+        if (store := self._store) is None or not isinstance(error, RuntimeError):
+            return False
+        with suppress(RuntimeError):
+            told = {r: one for r, one in enumerate(self._read(store)) if one}
+            gone = {r: one for r, one in told.items() if one.gone}
+            for note in _boxes():
+                if (rank := note["rank"]) not in gone:
+                    at = lines.Line(*note["line"]) if note["line"] else None
+                    told[rank] = Told(0, False, Look(0), at, note)
+            absent = _absent(self._counter.last, gone)
+            if self._counter.has_failed or gone:
+                never = [f"{ranks(absent)} never came, for {'it has' if len(absent) == 1 else 'they have'} ended."] if absent else []
+                head = f"rank {self._counter.rank} raised {type(error).__name__}. The ranks, as known last"
+                self._say_once(head, [*places(told), *never])
+            return bool(absent)
+        return False
 
     def _run(self) -> None:
-        proven = False
-        with suppress(RuntimeError):  # the store went with the process that had it
-            while not proven and not self._over.wait(max(EVERY, self._counter.size / MANY)):
+        with suppress(RuntimeError):
+            while not self._over.wait(max(EVERY, self._counter.size / MANY)):
                 self._counter.meet()  # a rank that calls no collective at all is waited for too
                 if self._store is None and self._counter.store is not None:
                     # The script may wait for the other one.
                     self._store = self._counter.store.clone()  # type: ignore[attr-defined]
                 if self._store is not None:
-                    self._tell(self._store)
-                    proven = self._counter.rank == 0 and self._prove(self._store)
+                    self._tell()
+                    if self._is_lowest(self._store) and self._judge(self._read(self._store)):
+                        break
 
-    def _tell(self, store, gone: bool = False) -> None:
-        ended, mine = self._ended, self._mine
-        look = self._counter.moves.look(ended)
-        if look is None or (look.stands is None and not ended):
+    def _is_lowest(self, store) -> bool:
+        while self._lowest < self._counter.rank and store.check([f"gone/{self._lowest}"]):
+            self._lowest += 1
+        return self._lowest == self._counter.rank
+
+    def _tell(self) -> None:
+        look, now = self._counter.moves.look(), time.monotonic()
+        if look is None or (look.stands is None and now - self._told_at < SELDOM):
             return
-        if mine is None or not mine.look.is_still_in(look):
-            frame = lines.of_threads(sys._current_frames).get(self._script)
-            mine = Told(0, ended, gone, look, lines.innermost(frame))
-        self._mine = mine._replace(beat=mine.beat + 1, ended=ended, gone=gone, look=look)
-        store.set(f"look/{self._counter.rank}", pickle.dumps(self._mine))
+        mine = self._mine
+        if not (look.stands and mine.look.is_still_in(look)):
+            at = lines.innermost(lines.of_threads(sys._current_frames).get(self._main))
+            why = self._counter.moves.why(is_placed=True) if look.why else ""
+            last = (self._counter.pending() if look.stands else None) or self._counter.last
+            mine = Told(mine.beat, False, look, at, last, why)
+        self._told_at = now
+        self._put(mine._replace(beat=mine.beat + 1, look=look))
+
+    def _put(self, told: Told) -> None:
+        self._mine = told
+        assert self._store is not None
+        self._store.set(f"look/{self._counter.rank}", pickle.dumps(told))  # type: ignore[attr-defined]
 
     def _read(self, store) -> list[Told | None]:
         """What each rank has told last, None of one that never has."""
@@ -104,20 +189,66 @@ class Watch:
         values = dict(zip(there, store.multi_get(there))) if there else {}
         return [DataUnpickler(values[key], is_of_reports).load() if key in values else None for key in keys]
 
-    def _prove(self, store) -> bool:
-        told = self._read(store)
-        finished = {r for r, one in enumerate(told) if one and one.gone}
-        deadlock = prove([one.look if one else None for one in told], finished)
-        if deadlock is None:
+    def _judge(self, told: Sequence[Told | None]) -> bool:
+        """Say what is proven, or else once where all are. Whether something was proven."""
+        pairs = [(before, one) for before, one in zip(self._before, told) if before and one]
+        is_still = len(pairs) == len(told) and all(
+            before.gone == one.gone and before.look.is_still_in(one.look) for before, one in pairs
+        )
+        if not is_still:
+            self._before, self._later, self._since, self._is_noted = list(told), [], time.monotonic(), False
             return False
-        ranks = {*deadlock.stuck, *(wait.other for wait in deadlock.every)}
-        pairs = [(before, one) for r in ranks if (before := self._before.get(r)) and (one := told[r])]
-        if len(pairs) < len(ranks) or not all(before.look.is_still_in(one.look) for before, one in pairs):
-            self._before = {r: one for r, one in enumerate(told) if one}
-            return False
-        if not all(one.gone or one.beat >= before.beat + 2 for before, one in pairs):
-            return False
-        places = {r: one.line for r, one in enumerate(told) if one and one.line and not one.ended}
-        deadlock.lines = {r: line.number for r, line in places.items()}
-        self._found(deadlock, places, self._counter.size)
-        return True
+        known = {r: one for r, one in enumerate(told) if one}
+        again = all(one.gone or one.beat >= before.beat + 2 for before, one in pairs)
+        if again and (deadlock := prove([one.look for one in known.values()])):
+            deadlock.lines = {r: one.line.number for r, one in known.items() if one.line and not one.gone}
+            self._say_once("no rank can ever go on", [*places(known), str(deadlock)])
+            self._proven()
+            return True
+        seconds = time.monotonic() - self._since
+        if not self._later and seconds > STILL - 2 * SELDOM:
+            self._later = list(told)
+        if not self._is_noted and seconds > STILL:
+            self._is_noted = True
+            self._note(known)
+        return False
+
+    def _note(self, known: dict[int, Told]) -> None:
+        silent = [r for r, one in known.items() if not one.gone and one == self._later[r]]
+        settled = not silent and all(one.gone or one.look.stands for one in known.values())
+        why = [f"rank {r} {one.why}" for r, one in known.items() if one.why and settled]
+        more = [f"That is no proof of a hang: {'; '.join(why[:3])}."] if why else []
+        head = f"\nin this job nothing has begun or ended for {STILL:g} s:"
+        self._say("\n".join([head, *places(known, silent), *more]))
+
+    def _say_once(self, head: str, more: list[str]) -> None:
+        """Say a job's last block, unless another rank has. It then stands above the tracebacks of all."""
+        assert (store := self._store) is not None
+        if store.add("said", 1) == 1:
+            self._say("\n".join([f"\nin this job {head}:", *more]))
+            store.set("is said", "")
+        store.wait(["is said"], timedelta(seconds=1))
+
+
+def box() -> int | None:
+    """A descriptor of this rank's new box, which its recorder takes; None without torchrun."""
+    with suppress(OSError):
+        return os.open(folder / BOX, os.O_RDWR | os.O_CREAT, 0o600) if (folder := _folder()) else None
+    return None
+
+
+def _folder() -> Path | None:
+    """The folder of this rank in this start of the job, where torchrun made one. Those of the host's other
+    ranks lie beside it.
+    """
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(file).parent if file else None
+
+
+def _boxes() -> list[dict]:
+    """What ranks of this host have begun last."""
+    notes, folder = [], _folder()
+    for file in folder.parent.glob(f"*/{BOX}") if folder else ():
+        with suppress(OSError, ValueError):  # it has begun nothing, or what it has begun did not fit
+            notes.append(json.loads(file.read_bytes().rstrip(b"\0")))
+    return notes

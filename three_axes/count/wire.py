@@ -88,8 +88,9 @@ def _end(address: tuple) -> End:
     return address[0].removeprefix("::ffff:"), address[1]
 
 
-def cut() -> None:
-    """Shut down every connection of this rank, so that whatever waits on one wakes up at once.
+def cut(anywhere: bool = False) -> None:
+    """Shut down every connection of this rank, so that whatever waits on one wakes up at once. anywhere: also
+    to other hosts.
 
     gloo cannot be interrupted: a blocked collective only ends when data comes or
     the connection goes. Closing the connection from another thread ends it in
@@ -99,7 +100,7 @@ def cut() -> None:
         if found := _connection(descriptor):
             (_, (host, _)), s = found
             try:
-                if host in _LOOPBACK:
+                if anywhere or host in _LOOPBACK:
                     s.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # the peer was faster
