@@ -37,7 +37,7 @@ def wait_tensor(keys, tensor: torch.Tensor) -> torch.Tensor:
     return torch.ops._c10d_functional.wait_tensor.default.redispatch(keys & BELOW, tensor)
 
 
-# Where a batch of sends begins together (`batch_isend_irecv`). Without it a batch is not counted as waited for.
+# Where a batch of sends begins together. Without it a batch is not counted as waited for.
 END_OF_BATCH = "_end_coalescing"
 
 

@@ -47,7 +47,9 @@ class Standstill:
     def _note(self, seen: list[Look | None]) -> None:
         """Who does not answer is busy in one long operation, and has moved nothing."""
         now = [look.moves if look else None for look in seen]
-        if len(now) != len(self._moves) or any(a != b for a, b in zip(now, self._moves) if None not in (a, b)):
+        if len(now) != len(self._moves) or any(
+            a != b for a, b in zip(now, self._moves) if None not in (a, b)
+        ):
             self._since = time.monotonic()
         self._moves = now
 

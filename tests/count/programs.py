@@ -2,10 +2,9 @@
 
 A program gives 2 to 4 ranks collectives in several groups, sends, receives, some of them from anybody, and
 waits for what was begun. A rank may leave some of it to a thread, which may sleep first, and which the rank
-may join; an operation may have a limit, after which its wait is over; a group may be destroyed and made again
-under its name; a main thread may sleep where nobody wakes it. Every interleaving is followed. What is proven
-to be stuck must never move again, and where nobody can take a step, and somebody has not finished, the proof
-must say so.
+may join; an operation may have a limit, after which its wait is over; a main thread may
+sleep where nobody wakes it. Every interleaving is followed. Where something is proven nobody can take a step,
+and where nobody can, and all have ended or stand without a thread beside them, it is proven.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from typing import NamedTuple
 
 from three_axes.count.deadlock import Deadlock, prove
 from three_axes.count.moves import (
-    ASLEEP,
     NEVER,
+    PATIENT,
     Begun,
     Channel,
     Look,
@@ -51,12 +50,6 @@ class Wait(NamedTuple):
     begun: int  # which of this thread's operations, from 0
 
 
-class Make(NamedTuple):
-    """All members destroy a group and make it again."""
-
-    channel: Channel  # that of the meeting
-
-
 class Sleep(NamedTuple): ...
 
 
@@ -70,7 +63,7 @@ class Rest(NamedTuple):
     """The main thread waits for a lock that nobody lets go."""
 
 
-Step = Begin | Wait | Make | Sleep | Start | Join | Rest
+Step = Begin | Wait | Sleep | Start | Join | Rest
 Program = list[list[list[Step]]]  # for each rank those of its main thread, and of another, which may be empty
 
 
@@ -88,10 +81,6 @@ def random_program(draw: random.Random) -> Program:
         name = " aside" if aside else ""
         if draw.random() < 0.5:
             members = draw.choice([world, *itertools.combinations(world, 2)])
-            if not aside and draw.random() < 0.15:
-                meeting = Channel("collective", f"new_group {members}", members)
-                for rank in members:
-                    ranks[rank][0].append(Make(meeting))
             channel = Channel("collective", f"{members}{name}", members)
             op, root = of_group.setdefault(members, (draw.choice(COLLECTIVES), draw.choice(members)))
         else:
@@ -113,7 +102,7 @@ def random_program(draw: random.Random) -> Program:
         for steps in threads:
             if steps and draw.random() < 0.3:
                 steps.insert(draw.randrange(len(steps)), steps.pop())
-            if steps and draw.random() < 0.1 and not isinstance(steps[-1], Make):
+            if steps and draw.random() < 0.1:
                 steps.pop()
     made = [_with_threads(*(_with_waits(steps, draw) for steps in threads), draw) for threads in ranks]
     for main, _ in made:
@@ -156,52 +145,45 @@ class Moment(NamedTuple):
     """What a thread has begun by then, and what it is in: nothing, or not seen, where `waiting` is None."""
 
     begun: dict[Channel, Begun]
-    made: dict[str, int]
+    begins: tuple[Operation, ...] = ()
     waiting: Waiting | None = None
     joins: bool = False
+    rests: bool = False
 
 
 def moments(me: int, steps: list[Step]) -> list[Moment]:
     """One thread's program as a row of moments."""
-    moves, begun, out, made = Moves(), [], [], {}
+    moves, begun, out = Moves(), [], []
 
-    def note(waiting: Waiting | None = None, joins: bool = False) -> None:
+    def note(waiting: Waiting | None = None, joins: bool = False, rests: bool = False) -> None:
         copy = {channel: Begun(its.count, its.first[:]) for channel, its in moves.begun.items()}
-        out.append(Moment(copy, dict(made), waiting, joins))
+        out.append(Moment(copy, tuple(begun), waiting, joins, rests))
 
     note()
     for step in steps:
-        if isinstance(step, (Begin, Make)):
-            name = step.channel.group.removeprefix("new_group ")
-            if isinstance(step, Make):
-                made[name] = made.get(name, 0) + 1
-            channel = step.channel._replace(made=made.get(name, 0))
-            if isinstance(step, Make):
-                others, limit = tuple(r for r in channel.members if r != me), NEVER
-            else:
-                place, limit = channel.members.index, step.limit
-                places = needs(
-                    step.op.removesuffix("_any"),
-                    len(channel.members),
-                    place(me),
-                    place(step.root),
-                    NUMBERS,
-                    held=True,
-                )
-                others = tuple(channel.members[r] for r in places)
-            collective = channel.kind == "collective" and isinstance(step, Begin)
-            number = moves.begin(channel, step.op if collective else "a message")
-            operation = Operation(channel, number, others, limit)
-            begun += [operation] if isinstance(step, Begin) else []
+        if isinstance(step, Begin):
+            channel, place = step.channel, step.channel.members.index
+            places = needs(
+                step.op.removesuffix("_any"),
+                len(channel.members),
+                place(me),
+                place(step.root),
+                NUMBERS,
+                held=True,
+            )
+            others = tuple(channel.members[r] for r in places)
+            number = moves.begin(channel, step.op if channel.kind == "collective" else "a message")
+            operation = Operation(channel, number, others, step.limit)
+            begun.append(operation)
             note()
-            if isinstance(step, Make) or step.waits:
+            if step.waits:
                 note(Waiting((operation,)))
                 note()
         elif isinstance(step, Wait):
             note(Waiting((begun[step.begun],)))
             note()
         else:
-            note(ASLEEP if isinstance(step, Rest) else None, isinstance(step, Join))
+            note(None, isinstance(step, Join), isinstance(step, Rest))
             note()
     return out
 
@@ -258,33 +240,45 @@ class Model:
         if moment.joins:
             return state[thread + 1] == self.end[thread + 1]
         if moment.waiting is None:
-            return True
-        if moment.waiting == ASLEEP:
-            return False
+            return not moment.rests
         (operation,) = moment.waiting.operations
-        channel = operation.channel
-        if channel.kind == "recv_any":
-            return operation.limit < NEVER or self._taken(channel, state) >= operation.number
-        if (place := self.takes.get((anybodys(channel), channel.source))) is not None:
-            return operation.limit < NEVER or state[place] >= operation.number
-        sides = sides_of(channel)
-        counts = [self._begun(r, state).get(sides[r], Begun()).count for r in operation.needs]
-        return operation.limit < NEVER or all(count >= operation.number for count in counts)
+        return operation.limit < NEVER or self._has_ended(operation, state)
 
     def _begun(self, rank: int, state: tuple[int, ...]) -> ChainMap:
         return ChainMap(*(self.threads[t][state[t]].begun for t in (2 * rank, 2 * rank + 1)))
 
     def look(self, rank: int, state: tuple[int, ...]) -> Look:
-        """As a rank would be seen."""
-        stands, free = [], False
-        for t in (2 * rank, 2 * rank + 1):
-            moment = self.threads[t][state[t]]
-            if not self._runs(t, state) or (moment.joins and not self._may_leave(t, state)):
-                continue
-            free |= moment.waiting is None or moment.waiting.ends_itself
-            stands += [self._as_seen(rank, moment.waiting, state)] if moment.waiting else []
-        stands = [waiting for waiting in stands if waiting != ASLEEP] or stands  # the others may wake it
-        return Look(0, dict(self._begun(rank, state)), None if free else stands, made=self.made(rank, state))
+        """As a rank would be seen: its main thread, and whether there is another."""
+        main, other = 2 * rank, 2 * rank + 1
+        ended = state[main] == self.end[main]
+        stands = None if ended else self.threads[main][state[main]].waiting
+        if not (ended or stands):
+            return Look(0)
+        has_thread = self._runs(other, state)
+        is_short = stands is not None and any(o.limit < PATIENT for o in stands.operations)
+        seen = self._as_seen(rank, stands, state) if stands else None
+        open_ = self._open(rank, state, stands)
+        is_short |= any(o.limit < PATIENT for o in open_)
+        why = "has a thread" * has_thread + "has a limit" * is_short
+        return Look(0, seen, ended, dict(self._begun(rank, state)), open_, why)
+
+    def _open(self, rank: int, state: tuple[int, ...], stands: Waiting | None) -> tuple[Operation, ...]:
+        """What the rank's main thread has begun and does not wait for now, which has not ended."""
+        before = self.threads[2 * rank][: state[2 * rank] + 1]
+        begun = {o[:2]: o for moment in before for o in moment.begins}
+        waited = stands.operations[0][:2] if stands else None
+        return tuple(o for key, o in begun.items() if key != waited and not self._has_ended(o, state))
+
+    def _has_ended(self, operation: Operation, state: tuple[int, ...]) -> bool:
+        """Whether all have come, or a limit may be over; of a receive from anybody, whether it has taken."""
+        channel = operation.channel
+        if channel.kind == "recv_any":
+            return self._taken(channel, state) >= operation.number
+        if (place := self.takes.get((anybodys(channel), channel.source))) is not None:
+            return state[place] >= operation.number
+        sides = sides_of(channel)
+        counts = [self._begun(r, state).get(sides[r], Begun()).count for r in operation.needs]
+        return all(count >= operation.number for count in counts)
 
     def _as_seen(self, rank: int, waiting: Waiting, state: tuple[int, ...]) -> Waiting:
         """With what is known of a receive from anybody: nothing where others were begun and may be open."""
@@ -297,13 +291,8 @@ class Model:
             operations.append(operation)
         return waiting._replace(operations=tuple(operations))
 
-    def made(self, rank: int, state: tuple[int, ...]) -> dict[str, int]:
-        """How often a rank has made each group by then."""
-        return self.threads[2 * rank][state[2 * rank]].made
-
     def proven(self, state: tuple[int, ...]) -> Deadlock | None:
-        looks = [self.look(r, state) for r in range(self.n)]
-        return prove(looks, {r for r, look in enumerate(looks) if look.stands == []})
+        return prove([self.look(r, state) for r in range(self.n)])
 
     def reached(self) -> set[tuple[int, ...]]:
         """Every state that some interleaving comes to."""
@@ -322,22 +311,17 @@ def check(program: Program) -> bool:
     for state in model.reached():
         proof, nexts = proven(state), model.steps(state)
         ends = not any(model._runs(t, state) for t in model.all)
-        if not (proof or nexts or ends):
-            # Ranks that have made a group unequally often, or wait in one that is no more, are not judged.
-            counts = [model.made(r, state) for r in range(model.n)]
-            waits = [wait for r in range(model.n) for wait in model.look(r, state).stands or ()]
-            channels = [operation.channel for wait in waits for operation in wait.operations]
-            unlike = any(made.get(c.group, c.made) != c.made for made in counts for c in channels)
+        looks = [model.look(r, state) for r in range(model.n)]
+        if not (proof or nexts or ends) and all((k.stands or k.ended) and not k.why for k in looks):
             # A send may be taken by who receives from anybody, as far as is seen.
-            unlike |= any(c.kind == "recv_any" or (anybodys(c), c.source) in model.takes for c in channels)
+            channels = [
+                o.channel for look in looks for o in (look.stands or Waiting(())).operations + look.open
+            ]
+            unlike = any(c.kind == "recv_any" or (anybodys(c), c.source) in model.takes for c in channels)
             assert unlike, ("not proven", program, state)
         assert not (ends and proof), ("has ended", program, state)
         always &= ends or bool(nexts)
-        for later in nexts if proof else ():
-            moved = next(i for i in range(len(state)) if state[i] != later[i])
-            assert moved // 2 not in proof.stuck, ("it moved", program, state, str(proof))
-            after = proven(later)
-            assert after and set(proof.stuck) <= set(after.stuck), ("no longer", program, state, str(proof))
+        assert not (proof and nexts), ("it may move", program, state, str(proof))
     return always
 
 
@@ -345,12 +329,10 @@ def check(program: Program) -> bool:
 
 
 def can_run(program: Program) -> bool:
-    """Whether `run` has all of it, and says so when it cannot end. (A group's limit breaks its connections;
-    both have tests of their own. Of a receive from anybody not each hang is proven.)
-    """
+    """Whether `run` has all of it, and it is proven where it cannot end."""
     steps = [step for threads in program for steps in threads for step in steps]
     begun = [step for step in steps if isinstance(step, Begin)]
-    if any(isinstance(step, Make) for step in steps) or any(step.limit < NEVER for step in begun):
+    if any(step.limit < NEVER for step in begun) or any(isinstance(step, (Start, Rest)) for step in steps):
         return False
     return not any(step.op == "recv_any" for step in begun) or check(program)
 

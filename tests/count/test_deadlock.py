@@ -17,7 +17,7 @@ from helpers import draw
 from helpers.ranks import current
 from helpers.ranks.failure import RankError
 from three_axes.count.deadlock import prove
-from three_axes.count.moves import KEPT_FIRST, KEPT_LAST, Channel, Moves, Operation, Waiting
+from three_axes.count.moves import KEPT_FIRST, KEPT_LAST, Channel, Look, Moves, Operation, Waiting
 from three_axes.paper.collectives import needs
 
 PROGRAMS = int(os.environ.get("THREE_AXES_PROGRAMS", 100))  # random ones, of which every state is looked at
@@ -33,13 +33,13 @@ def rank(*begun, stands=None, needs=(), every=True, brought="all_reduce of float
     """A rank that has begun these, and stands in some of them."""
     moves = Moves()
     operations = [Operation(channel, moves.begin(channel, brought), needs) for channel in begun]
-    waits = None if stands is None else [Waiting(tuple(operations[i] for i in stands), every)]
-    return moves.look()._replace(stands=waits)
+    waits = None if stands is None else Waiting(tuple(operations[i] for i in stands), every)
+    return Look(0, waits, stands is None, dict(moves.begun))
 
 
 def test_who_waits_for_whom_is_told_in_words():
     sends = [rank(message("send", r, (r + 1) % 3), stands=[0], needs=((r + 1) % 3,)) for r in range(3)]
-    proof = prove(sends, set())
+    proof = prove(sends)
     assert (proof.kind, proof.ranks) == ("cycle", [0, 1, 2])
     proof.lines = {0: 4, 1: 4}
     assert str(proof) == (
@@ -47,11 +47,11 @@ def test_who_waits_for_whom_is_told_in_words():
         " send to rank 0: everybody sends before anybody receives."
     )
     receives = [rank(message("recv", 1 - r, r), stands=[0], needs=(1 - r,)) for r in range(2)]
-    assert str(prove(receives, set())).endswith(
+    assert str(prove(receives)).endswith(
         "rank 1 waits to receive from rank 0: everybody receives before anybody sends."
     )
     other = [rank(PAIR, stands=[0], needs=(1,)), rank(message("recv", 0, 1), stands=[0], needs=(0,))]
-    assert str(prove(other, set())) == (
+    assert str(prove(other)) == (
         "rank 0 waits to meet in all_reduce of float32[3] with rank 1; rank 1 waits to receive from rank 0:"
         " each waits for what the next would do later."
     )
@@ -59,7 +59,7 @@ def test_who_waits_for_whom_is_told_in_words():
 
 def test_why_they_never_meet_though_they_look_so():
     def proven(*channels):
-        return str(prove([rank(c, stands=[0], needs=(1 - r,)) for r, c in enumerate(channels)], set()))
+        return str(prove([rank(c, stands=[0], needs=(1 - r,)) for r, c in enumerate(channels)]))
 
     sends, receives = message("send", 0, 1), message("recv", 0, 1)
     assert proven(sends._replace(tag=7), receives).endswith(
@@ -82,13 +82,13 @@ def test_only_the_smallest_set_is_named():
         rank(message("recv", 1, 2), stands=[0], needs=(1,)),
     ]
     for first in (looks[0], rank(message("recv", 1, 0), stands=[0], needs=(1,))):
-        proof = prove([first, *looks[1:]], set())
+        proof = prove([first, *looks[1:]])
         assert proof.ranks == [1, 2] and {wait.rank for wait in proof.waits} == {1, 2}
     waits_for = lambda r, other: rank(
         Channel("recv", "world", (0, 1, 2, 3, 4), other, r, 0), stands=[0], needs=(other,)
     )
     of_three, of_two = [waits_for(r, (r + 1) % 3) for r in range(3)], [waits_for(3, 4), waits_for(4, 3)]
-    assert prove(of_three + of_two, set()).ranks == [3, 4]
+    assert prove(of_three + of_two).ranks == [3, 4]
 
 
 def test_what_was_brought_is_kept_of_the_first_and_the_last():
@@ -108,7 +108,7 @@ def test_a_rank_that_moved_never_looks_as_before():
     moves, seen = Moves(), []
     for step in (
         lambda: moves.begin(ALL, ""),
-        lambda: moves.stand([]),
+        lambda: moves.stand(lambda: Waiting(())),
         moves.go_on,
         lambda: moves.take_back(ALL),
     ):
@@ -119,33 +119,29 @@ def test_a_rank_that_moved_never_looks_as_before():
 
 def test_who_has_finished_never_comes():
     stuck = rank(ALL, ALL, stands=[1], needs=(0, 1))
-    proof = prove([rank(ALL), rank(ALL), stuck], {0, 1})
+    proof = prove([rank(ALL), rank(ALL), stuck])
     assert (proof.kind, proof.ranks) == ("absent", [2])
     assert str(proof) == "rank 2 waits for ranks 0 and 1, which never came: they have finished."
-    assert prove([rank(ALL), rank(ALL), rank(ALL, stands=[0], needs=(0, 1))], {0, 1}) is None
+    assert prove([rank(ALL), rank(ALL), rank(ALL, stands=[0], needs=(0, 1))]) is None
 
 
-def test_what_does_not_fit_is_told_though_others_compute():
+def test_what_does_not_fit_is_told_where_all_stand():
     meets = [
         rank(ALL, stands=[0], needs=(1, 2)),
         rank(ALL, stands=[0], needs=(0, 2), brought="barrier"),
-        None,
+        rank(ALL, stands=[0], needs=(0, 1)),
     ]
-    proof = prove(meets, set())
+    proof = prove(meets)
     assert (proof.kind, proof.ranks) == ("disagree", [0, 1])
     assert "number 1 of their group: rank 0 brought all_reduce of float32[3], rank 1 barrier." in str(proof)
-    computes = rank(ALL, brought="barrier")
-    assert prove([meets[0], computes, None], set()) is None, "PyTorch may refuse it yet"
-    went_on = rank(ALL, ALL, brought="barrier")
-    assert prove([meets[0], went_on, None], set()).ranks == [0, 1]
+    for busy in (None, Look(0), meets[2]._replace(why="has a thread")):
+        assert prove([*meets[:2], busy]) is None
     told = [
         rank(message("send", 0, 1), stands=[0], needs=(1,), brought="8 float32"),
         rank(message("recv", 0, 1), stands=[0], needs=(0,), brought="16 float32"),
     ]
-    assert "do not agree on message number 1 of theirs: rank 0 brought 8" in str(
-        prove(told, set(), course=True)
-    )
-    assert prove(told, set()) is None, "PyTorch lets it pass, or raises"
+    assert "do not agree on message number 1 of theirs: rank 0 brought 8" in str(prove(told, course=True))
+    assert prove(told) is None, "PyTorch lets it pass, or raises"
 
 
 def test_a_receive_from_anybody_may_have_taken_the_message_that_seems_not_to_fit():
@@ -154,14 +150,14 @@ def test_a_receive_from_anybody_may_have_taken_the_message_that_seems_not_to_fit
         rank(message("send", 0, 1), stands=[0], needs=(1,), brought="8 float32"),
         rank(takes, message("recv", 0, 1), stands=[1], needs=(0,), brought="16 float32"),
     ]
-    assert prove(looks, set()) is None
+    assert prove(looks) is None
 
 
 @pytest.mark.parametrize(
     "looks",
     [
         [rank(ALL, stands=[0], needs=(1, 2)), rank(), None],
-        [rank(ALL, stands=[0], needs=(1, 2)), rank(), rank(ALL, stands=[0], needs=(0, 1))],
+        [rank(ALL, stands=[0], needs=(1, 2)), Look(0), rank(ALL, stands=[0], needs=(0, 1))],
         [rank(PAIR, stands=[0], needs=(1,)), rank(PAIR, stands=[0], needs=(0,))],
         [
             rank(message("send", 0, 1), stands=[0], needs=(1,)),
@@ -175,7 +171,7 @@ def test_a_receive_from_anybody_may_have_taken_the_message_that_seems_not_to_fit
     ids=["one was not seen", "one computes", "all have come", "from anybody", "one of two may end"],
 )
 def test_what_may_still_end_is_not_proven(looks):
-    assert prove(looks, set()) is None
+    assert prove(looks) is None
 
 
 @settings(max_examples=PROGRAMS)

@@ -22,7 +22,6 @@ from .counted import Counted
 from .counter import Counter
 from .interpose import interposer
 
-
 AT_THE_END = 10.0  # seconds that rank 0 waits for the others' reports when its own script is over
 
 
@@ -64,7 +63,9 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
         counted.finish()
         if counter.rank == 0:
             if not counter.all_have_told():
-                wire.cut(anywhere=True)  # others may wait for this rank, whose process would have ended by now
+                wire.cut(
+                    anywhere=True
+                )  # others may wait for this rank, whose process would have ended by now
             _report(counted, args, compared)
 
     def leave_at_once(status: int) -> NoReturn:

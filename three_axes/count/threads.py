@@ -7,7 +7,6 @@ elsewhere, tqdm's monitor, and a loader's pool. Of a rank with anything else not
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading

@@ -124,6 +124,7 @@ class Watch:
         """
         self._over.set()
         self._thread.join()
+        self._store = self._store or self._counter.store  # a short script may end before the first look
 
     def explain(self, error: BaseException) -> bool:
         """Say where all ranks were when this one raised, since a collective has failed or a rank had ended.
@@ -141,7 +142,13 @@ class Watch:
                     told[rank] = Told(0, False, Look(0), at, note)
             absent = _absent(self._counter.last, gone)
             if self._counter.has_failed or gone:
-                never = [f"{ranks(absent)} never came, for {'it has' if len(absent) == 1 else 'they have'} ended."] if absent else []
+                never = (
+                    [
+                        f"{ranks(absent)} never came, for {'it has' if len(absent) == 1 else 'they have'} ended."
+                    ]
+                    if absent
+                    else []
+                )
                 head = f"rank {self._counter.rank} raised {type(error).__name__}. The ranks, as known last"
                 self._say_once(head, [*places(told), *never])
             return bool(absent)
