@@ -239,6 +239,28 @@ def deadlocked(seen: list[RankStatus], deadlock: Deadlock, state: str) -> str:
     return "\n".join([f"{what}, so the call was stopped", *others, str(deadlock), state])
 
 
+def standing(seen: list[RankStatus]) -> str:
+    """Where each rank is now, in one line, and why that is no proof of a hang where all only wait."""
+    groups: dict[str, list[int]] = {}
+    for r, s in enumerate(seen):
+        groups.setdefault(_is_at(s), []).append(r)
+    told = "; ".join(f"{ranks(who)}: {where}" for where, who in groups.items())
+    waits = all(s.finished or s.where and s.where["in"] for s in seen)
+    why = [f"rank {r} {s.where['help']}" for r, s in enumerate(seen) if s.where and s.where["help"]]
+    return told + (f". That is no proof of a hang: {why[0]}" if waits and why else "")
+
+
+def _is_at(s: RankStatus) -> str:
+    if s.finished:
+        return "has finished"
+    if s.where is None:
+        return "does not answer"
+    if inside := s.where["in"]:
+        at = f", {lines.place(lines.Line(*inside['line']))}" if inside["line"] else ""
+        return f"waits in {_collective(inside)}{at}"
+    return lines.place(s.where["line"]) if s.where["line"] else "in code that is not yours"
+
+
 def left_behind(seen: list[RankStatus], members: list[int], state: str) -> str:
     """All ranks' code has ended, and `members` had begun what nobody waits for and cannot end."""
     began: dict[str, list[int]] = {}

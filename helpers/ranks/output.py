@@ -128,7 +128,12 @@ class View:
         self.stream, self.after, self.timeout = Stream(captured), after, timeout
         self.started = self.shown = time.monotonic()
         self.bar = self.line = None
-        self.told = False
+        self.told, self.places = False, ""
+
+    def stands(self, places: str) -> None:
+        """Where the ranks are that have not moved for some seconds; '' when one has moved."""
+        if os.environ.get("THREE_AXES_PROGRESS") != "":  # nothing of it in stored output
+            self.places = places
 
     def tick(self, progress: dict[int, tuple[int, int | None]], n: int) -> None:
         """The call goes on: print what is new, every 0.2 s at most. progress: rank -> (done, total)."""
@@ -138,12 +143,12 @@ class View:
         self.shown = now
         text, seconds = self.stream.new(), now - self.started
         self.told = self.told or bool(text or progress)
-        if self.told:
+        if text or self.told and not self.places:
             self._take_line_away()
-        elif seconds > max(self.after, PATIENCE):
-            self._show_line(seconds)
         if text:
             say(text)
+        if self.places or not self.told and seconds > max(self.after, PATIENCE):
+            self._show_line(seconds)
         if len(progress) == n:  # the slowest rank is how far the call is
             from tqdm.auto import tqdm
 
@@ -166,6 +171,8 @@ class View:
             self.line = tqdm(bar_format="{desc}", leave=False)
         until = "" if self.timeout is None else f" of {self.timeout:g} s at most"
         said = f"The ranks are still running: {seconds:.0f} s{until}. The stop button ends this."
+        if self.places:
+            said = f"{seconds:.0f} s{until}; nothing moves. {self.places}"
         if self.line.desc != said:
             self.line.set_description_str(said)
 

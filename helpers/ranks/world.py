@@ -297,7 +297,7 @@ class World:
                 self._restart()
                 why = failure.not_taken(slow, self.n, len(payload), timeout, FRESH)
                 raise RankError(why, "timeout", slow, False, [RankStatus() for _ in range(self.n)])
-            standstill = Standstill(self._ranks, number)
+            standstill = Standstill(self._ranks, number, view.stands)
             done = self._ranks.collect("done", number, range(self.n), timeout, captured, view, standstill)
             left = self._let_go(number, done, captured) if standstill.nobody_waits else None
             failed = len(done) < self.n or not all(ok for ok, *_ in done.values())

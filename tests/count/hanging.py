@@ -1,15 +1,9 @@
-"""Programs that hang for ever, and what may be idle beside them."""
+"""Programs that hang for ever: those of which that is proven, and those of which it is only said where they are."""
 
-import asyncio
-import logging
 import queue
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import timedelta
-from logging.handlers import QueueListener
-from multiprocessing import get_context
-from multiprocessing.pool import ThreadPool
 
 import torch
 import torch.distributed as dist
@@ -27,27 +21,12 @@ def ring_in_threads():
     thread.join()
 
 
-def ring_in_a_pool():
-    with ThreadPoolExecutor(2) as pool:
-        pool.submit(ring).result()
-
-
 def two_of_four_beside_one_that_computes():
     rank, until = dist.get_rank(), time.monotonic() + 10
     if rank < 2:
         dist.recv(torch.ones(1), 1 - rank)
     while rank >= 2 and time.monotonic() < until:
         torch.ones(100).sum()
-
-
-def two_of_four_beside_waits_that_are_not_seen():
-    rank = dist.get_rank()
-    if rank < 2:
-        dist.recv(torch.ones(1), 1 - rank)
-    elif rank == 2:
-        dist.distributed_c10d._get_default_store().wait(["never"], timedelta(seconds=10))
-    else:
-        dist.monitored_barrier(timeout=timedelta(seconds=10))
 
 
 def barrier_that_is_monitored():
@@ -58,16 +37,6 @@ def barrier_that_is_monitored():
 def main_thread_that_nobody_wakes():
     if dist.get_rank() == 0:
         queue.Queue().get()
-    dist.barrier()
-
-
-def main_thread_that_nobody_wakes_beside_a_loader():
-    """It has a process more that starts workers, and handles the signal of their end."""
-    if dist.get_rank() == 0:
-        kept = iter(
-            torch.utils.data.DataLoader(torch.arange(9), num_workers=1, multiprocessing_context="forkserver")
-        )
-        queue.Queue().get(), next(kept)
     dist.barrier()
 
 
@@ -122,139 +91,17 @@ def hook_of_ddp_on_some():
         model(torch.ones(1, 2)).sum().backward()
 
 
-def collective_that_is_checked_first():
-    before = dist.get_debug_level()
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
-    group = dist.new_group()
-    dist.set_debug_level(before)
-    for _ in range(2 if dist.get_rank() else 1):
-        dist.all_reduce(torch.ones(2), group=group)
+def ring_beside_a_timer():
+    threading.Timer(3, print).start()
+    ring()
 
 
-def futures_waited_for_together():
-    group, x = dist.new_group(), torch.ones(2)
-    futures = [dist.all_reduce(x, async_op=True).get_future()]
-    if dist.get_rank():
-        futures.append(dist.all_reduce(x, group=group, async_op=True).get_future())
-    torch.futures.wait_all(futures)
+def ring_beside_a_loader_and_a_bar():
+    from tqdm import TMonitor, tqdm
 
-
-def call_of_several_futures():
-    x = torch.ones(2)
-    futures = [dist.all_reduce(x, async_op=True).get_future() for _ in range(2 if dist.get_rank() else 1)]
-    torch.futures.collect_all(futures).then(lambda them: them.value()).wait()
-
-
-def beside_bars():
-    from tqdm import tqdm
-
-    bar = tqdm(range(3), disable=None)
-    tqdm.monitor = tqdm.monitor or __import__("tqdm").TMonitor(tqdm, 10)
-    return bar
-
-
-def beside_a_librarys_bar():
-    from huggingface_hub.utils import tqdm
-
-    return tqdm(range(3), disable=None), beside_bars()
-
-
-def beside_a_profiler_that_has_ended():
-    """It leaves a thread of C's behind."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        torch.ones(2).sum()
-
-
-def beside_ipython():
-    from IPython.core.interactiveshell import InteractiveShell
-
-    return InteractiveShell.instance()
-
-
-def beside_a_pool_of_threads():
-    pool = ThreadPoolExecutor(2)
-    return pool, list(pool.map(abs, range(4)))
-
-
-def beside_an_older_pool_of_threads():
-    pool = ThreadPool(2)
-    return pool, pool.map(abs, range(4))
-
-
-def beside_a_pool_of_processes():
-    pool = ProcessPoolExecutor(1, mp_context=get_context("fork"))
-    return pool, list(pool.map(abs, range(4)))
-
-
-def beside_an_older_pool():
-    pool = get_context("fork").Pool(1)
-    return pool, pool.map(abs, range(4))
-
-
-def beside_a_loader():
-    loader = iter(torch.utils.data.DataLoader(torch.arange(9), num_workers=1, multiprocessing_context="fork"))
-    return loader, next(loader)
-
-
-def beside_a_loader_that_pins():
-    """The thread that a loader has where there is a GPU."""
-    from torch.utils.data._utils.pin_memory import _pin_memory_loop
-
-    loaded, over = get_context("fork").Queue(), threading.Event()
-    thread = threading.Thread(
-        target=_pin_memory_loop, args=(loaded, queue.Queue(), 0, over, None), daemon=True
-    )
-    return loaded, over, thread.start()
-
-
-def beside_an_event_loop():
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    return asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
-
-
-def _another(waits):
-    thread = threading.Thread(target=waits, daemon=True)
-    return thread.start()
-
-
-def beside_who_takes_a_lock():
-    lock = threading.Lock()
-    lock.acquire()
-    return lock, _another(lambda: lock.acquire())
-
-
-def beside_who_is_in_a_lock():
-    class Kept:
-        lock = threading.RLock()
-
-    Kept.lock.acquire()
-
-    def waits():
-        with Kept.lock:
-            pass
-
-    return Kept, _another(waits)
-
-
-def beside_who_takes_from_a_queue():
-    items = queue.SimpleQueue()
-    return items, _another(lambda: items.get())
-
-
-def beside_whose_whole_body_is_a_method_of_a_queue():
-    return _another(queue.SimpleQueue().get)
-
-
-def beside_a_listener():
-    listener = QueueListener(queue.Queue(), logging.NullHandler())
-    return listener, listener.start()
-
-
-def beside_a_debugger():
-    import debugpy
-
-    debugpy.listen(0)
+    tqdm.monitor = TMonitor(tqdm, 10)
+    kept = iter(torch.utils.data.DataLoader(torch.arange(9), num_workers=1, multiprocessing_context="fork"))
+    next(kept), ring()
 
 
 PROGRAMS = {
@@ -262,5 +109,19 @@ PROGRAMS = {
     for name, function in list(globals().items())
     if getattr(function, "__module__", "") == __name__ and not name.startswith("_")
 }
-BESIDE = {name: function for name, function in PROGRAMS.items() if name.startswith("beside_")}
-HANGS = {name: function for name, function in PROGRAMS.items() if name not in BESIDE}
+REASONS = {"ring_in_threads": "has a thread 'Thread-", "ring_beside_a_timer": "has a thread 'Thread-"}
+# Waits in C++, for a lock or for a future, and what a thread may still end.
+NOTED = {
+    name: PROGRAMS[name]
+    for name in (
+        *REASONS,
+        "two_of_four_beside_one_that_computes",
+        "barrier_that_is_monitored",
+        "main_thread_that_nobody_wakes",
+        "future_waited_for",
+        "call_that_will_never_come",
+        "constructor_of_ddp",
+        "hook_of_ddp_on_some",
+    )
+}
+HANGS = {name: function for name, function in PROGRAMS.items() if name not in NOTED}

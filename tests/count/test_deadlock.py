@@ -183,7 +183,7 @@ def test_the_proof_is_right_in_every_state_of_random_programs(seed):
 def test_random_programs_on_ranks():
     draw = random.Random(1)
     made = filter(programs.can_run, (programs.random_program(draw) for _ in iter(int, 1)))
-    assert 5 < len(programs.on_ranks(itertools.islice(made, 25)))
+    assert 3 < len(programs.on_ranks(itertools.islice(made, 25)))
 
 
 def without(op: str, root: int, missing: int) -> None:

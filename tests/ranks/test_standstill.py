@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.ranks import standstill
+from helpers.ranks.failure import RankStatus
 from three_axes.count.moves import Begun, Channel, Look, Operation, Waiting
 
 EVERYBODY = (0, 1, 2)
@@ -58,9 +59,11 @@ def test_a_rank_that_moves_is_waited_for():
 
 def test_after_some_seconds_without_a_movement_it_is_said(monkeypatch):
     monkeypatch.setattr(standstill, "STILL", 0.05)
-    watched = standstill.Standstill(Ranks([(MOVES, MOVES)] * 9), 1)
+    ranks, said = Ranks([(MOVES, MOVES)] * 9), []
+    ranks.look = lambda *_: [RankStatus(finished=True), RankStatus(), RankStatus()]
+    watched = standstill.Standstill(ranks, 1, said.append)
     watched.is_proven({}, None)
-    assert not watched.is_still()
     time.sleep(0.1)
-    watched.is_proven({}, None)
-    assert watched.is_still()
+    for _ in range(3):
+        watched.is_proven({}, None)
+    assert said == ["", "rank 0: has finished; ranks 1 and 2: does not answer"]

@@ -2,9 +2,9 @@
 
 A rank leaves a collective when those whose data it needs, and those who need its data, have begun theirs of
 the same number (`paper.collectives.needs`). A receive ends when the message has begun, and a send when
-its receive has: gloo holds the sender until then, whatever the size. Nothing is proven but this: each rank has
-ended, or its main thread stands in such an operation, of which a side is missing; nothing that was begun is
-about to end; and nowhere is there anything else that may do something (`threads`). Then nobody is left to
+its receive has: gloo holds the sender until then, whatever the size. Nothing is proven but this: each rank
+has ended, or its main thread stands in such an operation, of which a side is missing; nothing that was begun
+is about to end; and nowhere is there anything else that may do something (`threads`). Then nobody is left to
 bring what is missing.
 
 So T. Hilbrich et al. prove it for MPI: "MPI Runtime Error Detection with MUST: Advances in Deadlock
@@ -169,7 +169,7 @@ class _Seen:
         self.standing = {r: look.stands for r, look in enumerate(looks) if look.stands and not look.ended}
 
     def is_under_way(self) -> bool:
-        """Whether something that was begun, beside what is waited for, has begun on all sides and will end."""
+        """Whether something that nobody waits for now has begun on all sides, and will end."""
         each = [(rank, operation) for rank, operations in enumerate(self.open) for operation in operations]
         return any(not any(self.missing(rank, operation)) for rank, operation in each)
 

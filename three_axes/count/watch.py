@@ -1,4 +1,4 @@
-"""`count --watch`: where each rank of a job stands when nothing moves, and whether that is proven to be a hang.
+"""`count --watch`: where each rank of a job stands when nothing moves, and whether a hang is proven.
 
 On each rank a thread tells the store where the ranks met how far the rank is and where. The lowest rank that
 is alive reads what all have told. A proof counts when every rank has told the same twice more: the second
