@@ -50,10 +50,10 @@ class Standstill:
     def _compare(self, seen: list[Look | None]) -> None:
         """Who does not answer is busy in one long operation, and has moved nothing."""
         now = [look.moves if look else None for look in seen]
-        if len(now) != len(self._moves) or any(
-            a != b for a, b in zip(now, self._moves) if None not in (a, b)
-        ):
-            self._since = time.monotonic()
+        both = [pair for pair in zip(now, self._moves) if None not in pair]
+        if len(now) != len(self._moves) or any(a != b for a, b in both):
+            self._since, self._is_noted = time.monotonic(), False
+            self._note("")
         self._moves = now
 
     @staticmethod

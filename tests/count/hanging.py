@@ -1,4 +1,4 @@
-"""Programs that hang for ever: those of which that is proven, and those of which it is only said where they are."""
+"""Programs that hang for ever: of some that is proven, of others it is only said where they are."""
 
 import queue
 import threading
@@ -109,7 +109,7 @@ PROGRAMS = {
     for name, function in list(globals().items())
     if getattr(function, "__module__", "") == __name__ and not name.startswith("_")
 }
-REASONS = {"ring_in_threads": "has a thread 'Thread-", "ring_beside_a_timer": "has a thread 'Thread-"}
+REASONS = ("ring_in_threads", "ring_beside_a_timer")
 # Waits in C++, for a lock or for a future, and what a thread may still end.
 NOTED = {
     name: PROGRAMS[name]

@@ -21,10 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers import World, count_from_here, counted_so_far, peak_memory, rank_state
 from helpers.ranks.current import span
-from three_axes import counting, lines
-from three_axes.count import counter, last, threads, watch
+from three_axes import counting
+from three_axes.count import counter
 from three_axes.count.against import against
-from three_axes.count.moves import Begun, Channel, Moves, Operation
 from three_axes.count.report import CollectiveCount, Report
 from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.plan import MODELS, Job, Layout
@@ -252,22 +251,19 @@ def test_a_hang_of_a_script_is_proven_and_ends_the_job(tmp_path):
     how = dict(cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=180)
     done = subprocess.run([sys.executable, *command.split(), "hangs.py"], **how)
     assert done.returncode and re.search(r"exitcode *: 75", done.stderr), done.stderr
-    assert "rank 2: hangs.py, line 5:  dist.recv(" in done.stdout
+    assert "rank 2 stands in recv number 1 from rank 1 of world, float32[3]: hangs.py, line 5:" in done.stdout
     assert "rank 1 waits to receive from rank 0 (line 5): everybody receives before anybody" in done.stdout
 
 
-def test_a_rank_whose_loader_has_ended_is_told_of_though_it_called_no_collective(tmp_path):
-    (tmp_path / "loads.py").write_text(
-        "import queue, threading, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "batches = queue.Queue()\n"
-        "def load(): raise OSError('the disk')\n"
-        "if dist.get_rank() == 1: threading.Thread(target=load).start(); batches.get()\n"
-        "dist.all_reduce(torch.ones(3))\n"
+def test_who_ended_first_is_told_at_once_though_rank_0_has_the_report(tmp_path):
+    (tmp_path / "uneven.py").write_text(
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "for k in range(4 if dist.get_rank() == 0 else 5):\n    dist.all_reduce(torch.ones(3))\n"
     )
-    done = counted(tmp_path, "--watch", "--exit", "75", "loads.py", ranks=3)
-    assert done.returncode == 75, done.stderr
-    assert "in this job no rank can ever go on" in done.stdout and "rank 1: loads.py, line 5:" in done.stdout
-    assert "none is there that will wake it. ranks 0 and 2 wait for rank 1." in done.stdout
+    done = counted(tmp_path, "--watch", "--exit", "75", "uneven.py", ranks=2)
+    assert "rank 0 ended its script after all_reduce number 4 of world, float32[3]" in done.stdout
+    assert "rank 1 is after all_reduce number 5 of world" in done.stdout
+    assert "rank 0 never came, for it has ended." in done.stdout and "means nothing" not in done.stdout
 
 
 def test_who_skips_a_collective_is_named_before_the_tracebacks(tmp_path):
@@ -282,131 +278,8 @@ def test_who_skips_a_collective_is_named_before_the_tracebacks(tmp_path):
     done = counted(tmp_path, "--watch", "skips.py", ranks=3)
     told = done.stdout
     assert done.returncode and told.count("in this job") == 1, done.stderr
-    assert "rank 2 did not come to the collective that ranks 0 and 1 began, but to another:\n" in told
-    assert "    rank 2: skips.py, line 4:  def text()" in told
-    assert "    ranks 0 and 1: skips.py, line 3:  def tower()" in told
-    assert "rank 2 brought all_reduce of float32[100]" in told
-    assert "number 1 of their group ranks 0 and 1 brought all_reduce of float32[2000]" in told
-
-
-def note(rank, nth=3, brought="all_reduce of float32[2]", line=7, group="dp", members=(0, 1, 2)):
-    """A rank's box, as it is read."""
-    at = ["train.py", line, "step"] if line else None
-    channel = ["collective", group, list(members), None, None, 0, 1]
-    return dict(rank=rank, nth=nth, brought=brought, line=at, channel=channel)
-
-
-def begun(*brought, group="dp", members=(0, 1, 2)):
-    """What this rank has begun in one group."""
-    return {Channel("collective", group, members, made=1): Begun(len(brought), list(brought))}
-
-
-SAME, LESS = "all_reduce of float32[2]", "all_reduce of float32[1]"
-
-
-@pytest.mark.parametrize(
-    "mine, notes, told",
-    [
-        (begun(SAME, SAME, SAME), [note(0), note(1), note(2)], None),
-        (begun(SAME, SAME, SAME), [note(0), note(1), note(2, nth=4, brought=LESS)], None),  # it is ahead
-        (begun(SAME, SAME, SAME), [note(0), note(2, brought=LESS, group="tp")], None),
-        (begun(SAME, SAME, SAME), [note(0), note(1), note(2, brought=LESS, line=9)], "rank 2 did not come"),
-        # All on one line: uneven tensors, and nobody skipped anything.
-        (begun(SAME, SAME, SAME), [note(0), note(1), note(2, brought=LESS)], "ranks 0–2 do not agree"),
-        (begun(SAME, SAME, SAME), [note(0), note(2, brought=LESS, line=9)], "ranks 0 and 2 do not agree"),
-        # Three sides: nobody knows which is the right one.
-        (
-            begun(SAME, SAME, SAME),
-            [note(0), note(1, brought="barrier", line=8), note(2, brought=LESS, line=9)],
-            "ranks 0–2 do not agree",
-        ),
-        (begun(SAME, SAME, SAME), [note(0), note(1), note(2, brought=LESS, line=None)], "ranks 0–2 do not"),
-        # This rank has gone on to the next, and keeps no line of the one before.
-        (begun(SAME, SAME, SAME, SAME), [note(0, nth=4), note(2, brought=LESS, line=9)], "ranks 0 and 2 do"),
-    ],
-)
-def test_what_is_said_of_boxes(mine, notes, told):
-    words = last.disagreement(mine, 0, notes)
-    assert words.startswith(f"\nin this job {told}") if told else words == ""
-
-
-def test_boxes_are_read_by_one_rank_and_gone_when_all_went_well(tmp_path, monkeypatch):
-    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-    assert last.box() is None  # not under torchrun
-    last.forget(), last.tell({}, 0, print)
-    for rank in (0, 2):
-        (tmp_path / str(rank)).mkdir()
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / str(rank) / "error.json"))
-        box = last.box()
-        os.write(box, json.dumps(note(rank, brought=LESS if rank else SAME)).encode())
-        os.close(box)
-    (tmp_path / "2" / last.NAME).open("ab").write(bytes(100))  # a box is filled up with zeros
-    said = []
-    for _ in range(2):
-        last.tell(begun(SAME, SAME, SAME), 0, said.append)
-    assert len(said) == 1 and "rank 2 brought all_reduce of float32[1]" in said[0]
-    last.forget()
-    assert [file.parent.name for file in tmp_path.glob(f"*/{last.NAME}")] == ["0"]
-
-
-@pytest.fixture
-def two_by_hand(monkeypatch):
-    """Two ranks that tests play: their watches, their moves, their store, and the proofs of both."""
-    # No thread of who runs the tests may be what frees them.
-    monkeypatch.setattr(threads, "beside", lambda known: threads.Others("", ()))
-    values, found = {}, []
-    store = SimpleNamespace(
-        set=values.__setitem__,
-        check=lambda keys: values.keys() >= set(keys),
-        multi_get=lambda keys: [values[key] for key in keys],
-    )
-    looks = [Moves(), Moves()]
-    how = dict(size=2, store=None, meet=lambda: None)
-    tells = [SimpleNamespace(rank=r, moves=moves, **how) for r, moves in enumerate(looks)]
-    watches = [watch.Watch(counter, lambda *proof: found.append(proof)) for counter in tells]
-    return watches, looks, store, found
-
-
-def test_what_has_moved_between_two_looks_is_no_hang(two_by_hand):
-    """Rank 0 of two, whose other rank tells by hand."""
-    (mine, theirs), looks, store, found = two_by_hand
-    for me, moves in enumerate(looks):
-        channel = Channel("recv", "world", (0, 1), 1 - me, me)
-        moves.stand([Operation(channel, moves.begin(channel, "3 float32"), (1 - me,))])
-
-    def proven(*tell) -> bool:
-        for one in tell:
-            one._tell(store)
-        return mine._prove(store)
-
-    assert not proven(mine) and not proven(theirs), "once"
-    assert not proven(mine, mine), "the other has not told again"
-    (its,) = looks[1].look().stands
-    looks[1].go_on()
-    looks[1].stand(its.operations)
-    assert not proven(mine, theirs), "it has moved"
-    assert not proven(mine, theirs), "it may have looked before the others were read"
-    assert proven(mine, theirs) and len(found) == 1
-    for one in (mine, theirs):
-        one.end()
-
-
-@pytest.mark.parametrize("guarded, gone", [(False, True), (True, True), (False, False)])
-def test_who_waits_for_a_process_that_ends_may_catch_that(two_by_hand, monkeypatch, guarded, gone):
-    """Rank 0 of two waits for rank 1, whose script is over: its connection will close. Before it is gone,
-    something may still come of what the script has registered for its end.
-    """
-    (mine, theirs), looks, store, found = two_by_hand
-    channel = Channel("recv", "world", (0, 1), 1, 0)
-    operations = [Operation(channel, looks[0].begin(channel, "3 float32"), (1,))]
-    monkeypatch.setattr(lines, "is_guarded", lambda frame: guarded)
-    looks[0].stand(operations)
-    theirs.end()
-    for _ in range(5):
-        mine._tell(store)
-        theirs._tell(store, gone)
-        proven = mine._prove(store)
-    assert proven is (gone and not guarded) and (not proven or found[0][0].kind == "absent")
+    assert "rank 2 is after all_reduce number 1 of world, float32[100]: skips.py, line 4:" in told
+    assert "ranks 0 and 1 are after all_reduce number 1 of world, float32[2000]: skips.py, line 3:" in told
 
 
 def test_a_report_from_the_store_is_data():

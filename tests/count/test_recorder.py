@@ -1,11 +1,10 @@
 """The recorder without ranks: it is told by hand what the interposer tells, so every number is known."""
 
-import faulthandler
+import ctypes
 import json
 import sys
 import tempfile
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -58,13 +57,9 @@ class Wire:
 def told(monkeypatch):
     """What the recorder hears of: a clock to set, an interposer that installs nothing."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    faulthandler.cancel_dump_traceback_later()  # a thread of C's, which forbids a proof; nothing here waits
     nothing = lambda one: None
     interposer = SimpleNamespace(add=nothing, remove=nothing, fabric=None, inside=False, wait_for=Work.wait)
-    interposer.axes, interposer.pending_calls = SimpleNamespace(made={}), list
-    before = lines.of_threads(sys._current_frames).keys()  # threads of whatever runs the tests
-    beside = threads.beside
-    monkeypatch.setattr(threads, "beside", lambda known: beside({*known, *before}))
+    interposer.axes, interposer.beside = SimpleNamespace(), None
     monkeypatch.setattr(meter, "time", clock)
     monkeypatch.setattr(meter, "interposer", interposer)
     monkeypatch.setattr(wire, "Counter", Wire)
@@ -231,14 +226,15 @@ def test_what_is_not_known_of_the_wire_is_never_0(told):
 
 
 def test_it_stands_in_what_it_waits_for(told, monkeypatch):
-    monkeypatch.setattr(threads, "is_in_backward", lambda thread: True)
+    monkeypatch.setattr(threads, "is_in_backward", lambda: True)
     recorder = Recorder()
     of_all = Channel("collective", "of two", (4, 5))
     given = torch.ones(1)
     works = [issue(recorder, one) for one in (call("all_gather"), call(), call(gives=given))]
     recorder.waits(works[1])
     first = recorder.moves.look()
-    assert first.stands == [Waiting((Operation(of_all, 2, (5,)),), caught=True)], "pytest catches errors"
+    assert first.stands == Waiting((Operation(of_all, 2, (5,)),)) and first.why == ""
+    assert [operation.number for operation in first.open] == [1, 3]
     recorder.waited(works[1], 0.0)
     assert recorder.moves.look().stands is None and recorder.moves.look().moves == first.moves + 1
     for awaited, numbers, every in (
@@ -248,13 +244,13 @@ def test_it_stands_in_what_it_waits_for(told, monkeypatch):
         (None, [1], False),  # who waited for what it gives waited for it, whatever its Work says
     ):
         recorder.waits(awaited)
-        (seen,) = recorder.moves.look().stands
+        seen = recorder.moves.look().stands
         assert ([operation.number for operation in seen.operations], seen.every) == (numbers, every)
         recorder.waited_for_tensor(0.0)
     works[0].done = True
     assert recorder.calm()
     recorder.waits(issue(recorder, call(limit=5.0)))
-    assert recorder.moves.look().stands is None, "it ends by itself"
+    assert "a limit of less than a minute" in recorder.moves.look().why
 
 
 def test_what_pytorch_refused_has_not_begun(told):
@@ -268,19 +264,24 @@ def test_what_pytorch_refused_has_not_begun(told):
     assert recorder.moves.begun[of_all].first == ["all_gather of 100 float32", "barrier"]
 
 
-@pytest.mark.parametrize("helps", [True, False])
-def test_who_has_a_thread_of_the_readers_may_be_freed_by_it(told, helps):
-    recorder = Recorder()
+def test_only_what_has_come_since_the_first_line_forbids_a_proof(told):
+    """Threads of Python's and of C's, the latter with the process's name."""
     over = threading.Event()
-    thread = threading.Thread(target=over.wait, args=(60,) if helps else ())
-    thread.start()
+    sleeps, thread = ctypes.CDLL(None).sleep, ctypes.c_ulong()
+    begins = lambda: ctypes.CDLL(None).pthread_create(ctypes.byref(thread), None, sleeps, ctypes.c_void_p(3))
+    begins()
+    python = threading.Thread(target=over.wait)
+    python.start()
+    recorder = Recorder()
     recorder.waits(issue(recorder, call()))
-    until = time.monotonic() + 20
-    while (is_free := recorder.moves.look().stands is None) and not helps and time.monotonic() < until:
-        time.sleep(0.01)  # it has not come to its wait yet
-    assert is_free == helps
-    over.set()
-    thread.join(60)
+    assert recorder.moves.look().why == ""
+    later = threading.Thread(target=over.wait, name="later")
+    later.start()
+    assert recorder.moves.look().why == "has a thread 'later'"
+    over.set(), later.join(), python.join()
+    if sys.platform == "linux":
+        begins()
+        assert recorder.moves.look().why.startswith("has a native thread")
 
 
 def test_the_works_of_a_batch_end_together(told):
@@ -341,7 +342,7 @@ def test_the_box_has_the_last_collective_after_the_process(told):
         file_, _, function = last.pop("line")
         assert file_.endswith("test_recorder.py") and function == "issue"
         expected = dict(op="recv", axis="pp", number=2, at=3.0, peer=1, needs=[5], shape=[2, 50])
-        channel = ["recv", "of two", [4, 5], 5, 4, 0, 0]
+        channel = ["recv", "of two", [4, 5], 5, 4, 0]
         beside = dict(rank=4, channel=channel, nth=1, brought="100 float32")
         assert last == expected | {"dtype": "float32"} | beside
         issue(recorder, call("broadcast", root=1))

@@ -371,4 +371,4 @@ def test_beside_what_may_help_nothing_is_proven(world, name):
         world.run(hanging.NOTED[name], timeout=1)
     assert caught.value.kind == "timeout" and "No rank can" not in str(caught.value)
     if name in hanging.REASONS:
-        assert f"That is no proof of a hang: rank 0 {hanging.REASONS[name]}" in str(caught.value)
+        assert "That is no proof of a hang: rank 0 has a" in str(caught.value)

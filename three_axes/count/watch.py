@@ -142,13 +142,8 @@ class Watch:
                     told[rank] = Told(0, False, Look(0), at, note)
             absent = _absent(self._counter.last, gone)
             if self._counter.has_failed or gone:
-                never = (
-                    [
-                        f"{ranks(absent)} never came, for {'it has' if len(absent) == 1 else 'they have'} ended."
-                    ]
-                    if absent
-                    else []
-                )
+                has = "it has" if len(absent) == 1 else "they have"
+                never = [f"{ranks(absent)} never came, for {has} ended."] if absent else []
                 head = f"rank {self._counter.rank} raised {type(error).__name__}. The ranks, as known last"
                 self._say_once(head, [*places(told), *never])
             return bool(absent)
