@@ -84,6 +84,7 @@ class Axes:
         return group
 
     def _about_to_call(self, group, tag: str):
+        assert self._resolve  # it is this that was replaced
         resolved = self._resolve(group, tag)
         if not torch.compiler.is_compiling():
             mesh, dim = group if isinstance(group, tuple) else (group, 0)

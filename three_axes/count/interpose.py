@@ -311,6 +311,7 @@ class Interposer:
 
     def _batch_issued(self, group: dist.ProcessGroup, *device):
         """Begin the sends of a batch together, with one Work, as PyTorch does, and tell the listeners."""
+        assert self._end_batch  # it is this that was replaced
         work = self._end_batch(group, *device)
         if work is not None:
             self._tell("batch_begun", work)

@@ -23,6 +23,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+import torch.distributed as dist
+
 from .. import lines
 from ..foreign import DataUnpickler
 from ..table import ranks
@@ -63,8 +65,10 @@ class Told(NamedTuple):
         return (f"is {after}{at}", f"are {after}{at}")
 
 
-def _collective(last: dict) -> str:
+def _collective(last: dict | None) -> str:
     """'all_reduce number 6 of dp, float32[3]'"""
+    if last is None:
+        return "a collective"
     to = {"send": " to", "recv": " from"}.get(last["op"])
     peer = f"{to} rank {last['needs'][0]}" if to and len(last["needs"]) == 1 else ""
     of = f", {last['dtype']}{last['shape']}" if last["shape"] is not None else ""
@@ -102,7 +106,8 @@ class Watch:
         self._before: list[Told | None] = []  # as read when a rank had last moved
         self._since, self._is_noted = time.monotonic(), False  # when that was, and whether it was said
         self._later: list[Told | None] = []  # as read some seconds after that
-        self._store, self._over = None, threading.Event()
+        self._store: dist.Store | None = None
+        self._over = threading.Event()
         self._thread = OwnThread(self._run)
         self._thread.start()
 
