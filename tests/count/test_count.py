@@ -282,6 +282,19 @@ def test_who_skips_a_collective_is_named_before_the_tracebacks(tmp_path):
     assert "ranks 0 and 1 are after all_reduce number 1 of world, float32[2000]: skips.py, line 3:" in told
 
 
+def test_what_is_no_proof_is_told_as_places(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import threading, time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "late = threading.Thread(target=time.sleep, args=(9,))\nlate.start()\n"
+        "if dist.get_rank(): late.join()\n"
+        "dist.all_reduce(torch.ones(3))\n"
+    )
+    done = counted(tmp_path, "--watch", "--exit", "75", "slow.py", ranks=2)
+    assert done.returncode == 0 and done.stdout.count("nothing has begun or ended for 5 s:") == 1, done.stdout
+    assert "rank 0 stands in all_reduce number 1 of world, float32[3]: slow.py, line 6:" in done.stdout
+    assert "rank 1 is before any collective: slow.py, line 5:" in done.stdout
+
+
 def test_a_report_from_the_store_is_data():
     (told, missing) = (counter.RankReport(Report([CollectiveCount("send", "dp")]), rank=1), object())
     store = SimpleNamespace(wait=lambda *_: None, get=lambda rank: pickle.dumps([missing, told][int(rank)]))

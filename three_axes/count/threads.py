@@ -20,17 +20,8 @@ from .. import lines, pytorch_private
 
 # Beginnings of names of native threads and of processes: of gloo and NCCL, of the store's server, of CUDA; of
 # a loader's pool, and what serves its memory.
-HARMLESS: tuple[str, ...] = (
-    "pt_gloo",
-    "gloo",
-    "pt_tcpstore",
-    "pt_nccl",
-    "nccl",
-    "NCCL",
-    "cuda",
-    "pt_data_worker",
-)
-HARMLESS += ("pt_pin_memory", "torch_shm")
+HARMLESS: tuple[str, ...] = ("pt_gloo", "gloo", "pt_tcpstore", "pt_nccl", "nccl", "NCCL", "cuda")
+HARMLESS += ("pt_data_worker", "pt_pin_memory", "torch_shm")
 # Modules of such threads of Python's, and the names that a loader's pool gives to its own.
 MONITORS, FEEDERS = ("tqdm._monitor",), ("QueueFeederThread",)
 

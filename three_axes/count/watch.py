@@ -55,7 +55,7 @@ class Told(NamedTuple):
 
     def does(self) -> tuple[str, str]:
         """(what it does, what several do that do the same), in words."""
-        after = f"after {_collective(self.last)}" if self.last else "without a collective"
+        after = f"after {_collective(self.last)}" if self.last else "before any collective"
         at = f": {lines.show(self.line)}" if self.line else ", in code that is not the script's"
         if self.gone:
             return (f"ended its script {after}", f"ended their scripts {after}")
@@ -187,7 +187,7 @@ class Watch:
     def _put(self, told: Told) -> None:
         self._mine = told
         assert self._store is not None
-        self._store.set(f"look/{self._counter.rank}", pickle.dumps(told))  # type: ignore[attr-defined]
+        self._store.set(f"look/{self._counter.rank}", pickle.dumps(told))  # type: ignore[arg-type]
 
     def _read(self, store) -> list[Told | None]:
         """What each rank has told last, None of one that never has."""
