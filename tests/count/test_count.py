@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers import World, count_from_here, counted_so_far, peak_memory, rank_state
 from helpers.ranks.current import span
-from three_axes import counting
+from three_axes import counting, pytorch_private
 from three_axes.count import counter
 from three_axes.count.against import against
 from three_axes.count.report import CollectiveCount, Report
@@ -410,3 +410,20 @@ def more(rows, op: str, factor: float, types: str = "bfloat16"):
         if row.op == op:
             row.payload, row.algorithmic, row.types = row.payload * factor, row.algorithmic * factor, {types}
     return rows
+
+
+@pytest.mark.filterwarnings("always")
+def test_without_private_names_of_pytorch_counting_goes_on_and_nothing_is_proven(monkeypatch):
+    for name in ("_get_backend", "Future"):
+        monkeypatch.setattr(pytorch_private, name, None)
+    for name in ("GET_BACKEND", "END_OF_BATCH", "RESOLVE"):
+        monkeypatch.setattr(pytorch_private, name, "_no_such_name")
+    monkeypatch.setattr("three_axes.count.axes.RESOLVE", "_no_such_name")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.warns(UserWarning, match="no hang is proven"), counting() as traffic:
+            dist.all_reduce(torch.ones(3))
+            assert "which a proof needs" in traffic._counter.moves.why()
+        assert traffic.calls("all_reduce") == 1
+    finally:
+        dist.destroy_process_group()
