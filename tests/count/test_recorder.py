@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from three_axes import lines
 from three_axes.count import meter, moves, threads, wire
 from three_axes.count.interpose import Call
 from three_axes.count.meter import Recorder
