@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from filelock import FileLock, Timeout
 
 from three_axes import devices, nccl
+from three_axes.count import OwnThread
 from three_axes.table import ranks
 
 
@@ -99,7 +99,7 @@ def end_with_launcher() -> None:
         os._exit(1)
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        threading.Thread(target=watch, daemon=True).start()
+        OwnThread(watch).start()  # which a proof of `count --watch` knows
 
 
 def together(do: Callable, error: type[Exception] = ValueError):

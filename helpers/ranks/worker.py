@@ -125,7 +125,8 @@ class Rank:
             kind, number, *details = self.jobs.get()
             if kind == "join":
                 had_groups = _made_groups()
-                self._join(*details)
+                with self.recorder.moves.before.adopting():
+                    self._join(*details)
                 self._send("joined", number, had_groups)
             else:
                 answer = self._call(number, kind, *details)

@@ -123,13 +123,18 @@ class Look(NamedTuple):
         return later is not None and self.moves == later.moves
 
 
+def _is_main() -> bool:
+    """To ask for `current_thread` in gloo's would have Python take that for one of its own from then on."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
 class Moves:
-    """This rank's, in one call. What runs beside when this is made was there before the reader's code."""
+    """This rank's, in one call. before: what runs beside that is not the reader's."""
 
     def __init__(self):
         self._count = itertools.count(1)
         self._moves = 0  # one number is never taken twice, whichever threads move at once
-        self._before = Before()
+        self.before = Before()
         self.open: Callable[[], tuple[Operation, ...]] = tuple  # what has not ended
         self.forbids: Callable[[], str] = str  # why nothing can be proven, by what passes no operator
         self.start()
@@ -166,13 +171,13 @@ class Moves:
     def stand(self, waits: Callable[[], Waiting]) -> None:
         """This thread waits from here on, for what `waits` gives when asked: that may change."""
         self._moved()
-        if threading.current_thread() is threading.main_thread():
+        if _is_main():
             self._stands = waits
 
     def go_on(self) -> None:
         """This thread waits no longer."""
         self._moved()
-        if threading.current_thread() is threading.main_thread():
+        if _is_main():
             self._stands = None
 
     def awaited(self) -> tuple[Operation, ...]:
@@ -186,7 +191,7 @@ class Moves:
             return self.blind
         if any(operation.limit < PATIENT for operation in (*self.awaited(), *self.open())):
             return "has an operation with a limit of less than a minute"
-        return self.forbids() or self._before.since(is_placed)
+        return self.forbids() or self.before.since(is_placed)
 
     def look(self, ended: bool = False) -> Look | None:
         """This rank now; None where it moved meanwhile. ended: as of a look."""

@@ -12,16 +12,16 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 
 from .. import lines, pytorch_private
 
-# Beginnings of names of native threads and of processes: of gloo and NCCL, of the store's server, of CUDA; of
-# a loader's pool, and what serves its memory.
+# Beginnings of names of native threads and of processes: of gloo and NCCL, of the store's server, of CUDA and
+# its backward; of a loader's pool, and what serves its memory.
 HARMLESS: tuple[str, ...] = ("pt_gloo", "gloo", "pt_tcpstore", "pt_nccl", "nccl", "NCCL", "cuda")
-HARMLESS += ("pt_data_worker", "pt_pin_memory", "torch_shm")
+HARMLESS += ("pt_autograd", "pt_data_worker", "pt_pin_memory", "torch_shm")
 # Modules of such threads of Python's, and the names that a loader's pool gives to its own.
 MONITORS, FEEDERS = ("tqdm._monitor",), ("QueueFeederThread",)
 
@@ -37,17 +37,24 @@ class Before:
     """What runs in this process when this is made: before the reader's first line."""
 
     def __init__(self):
-        self._threads = weakref.WeakSet(threading.enumerate())
+        self._threads = weakref.WeakSet(_pythons())
         self._running = set(_running())
         self._tasks, self._children, self._caught = _tasks(), _children(), _caught()
         self._handlers = _handlers()
+
+    @contextmanager
+    def adopting(self) -> Iterator[None]:
+        """Native threads that start in this block are known too: the course forms a group in it."""
+        then = _tasks()
+        yield
+        self._tasks |= {task: name for task, name in _tasks().items() if task not in then}
 
     def since(self, is_placed: bool = False) -> str:
         """What the rank has that has come since and may do something: the first, in words; '' where there is
         nothing. is_placed: name the line where a thread is, too. (To look at its frames keeps the tensors
         that it holds.)
         """
-        threads = threading.enumerate()
+        threads = _pythons()
         for thread in threads:
             if thread not in self._threads and not _is_harmless(thread):
                 return f"has a thread {thread.name!r}{_place(thread.ident) if is_placed else ''}"
@@ -82,6 +89,12 @@ def is_in_backward() -> bool:
     """
     frame = lines.of_threads(sys._current_frames).get(threading.main_thread().ident or 0)
     return frame is not None and frame.f_code.co_name == "_engine_run_backward"
+
+
+def _pythons() -> list[threading.Thread]:
+    """The threads that Python began. Of C's threads it keeps a note, if one has ever asked for itself."""
+    kept = getattr(threading, "_DummyThread", ())
+    return [thread for thread in threading.enumerate() if not isinstance(thread, kept)]
 
 
 def _running() -> set[int]:
