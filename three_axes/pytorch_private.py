@@ -86,16 +86,20 @@ def missing() -> list[str]:
     return [name for name, found in there.items() if found is None]
 
 
-def limit(group: dist.ProcessGroup) -> float:
-    """After how many seconds a collective of the group fails by itself; infinity where nobody has set a time.
-    Without it a group's own short timeout would be taken for a hang.
+def backend(group: dist.ProcessGroup, device: torch.device | None = None) -> tuple[str, float]:
+    """(what a group sends with from this device, after how many seconds a collective fails by itself).
+    The name is "" where it is not known, the time infinite where nobody has set one. Without it a group's own
+    short timeout would be taken for a hang.
     """
     if _get_backend is None:
-        return math.inf
-    backend = _get_backend(group, group._device_types[0])
-    backend = getattr(backend, "wrapped_pg", backend)
-    options = getattr(backend, "options", None)  # a backend of other makers may have none
-    return getattr(options, "_timeout", timedelta.max).total_seconds()
+        return "", math.inf
+    devices = group._device_types
+    kind = torch.device(device.type) if device else devices[0]
+    made = _get_backend(group, kind if kind in devices else devices[0])
+    made = getattr(made, "wrapped_pg", made)
+    options = getattr(made, "options", None)  # a backend of other makers may have none
+    limit = getattr(options, "_timeout", timedelta.max).total_seconds()
+    return made.name(), limit
 
 
 # Where the handler is from that a `DataLoader` sets for the end of its processes. Without it nothing is

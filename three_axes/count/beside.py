@@ -1,5 +1,6 @@
 """What a program does where no operator of PyTorch's passes, so that nothing can be proven of it: functions
 that are called when a collective ends, backends that are called by themselves, groups that are destroyed.
+And whether it captures a CUDA graph.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ class Beside:
     """Listens from `__init__` to `leave`. passed_by: is called with what happened, in words."""
 
     def __init__(self, passed_by: Callable[[str], None]):
-        self._passed_by, self._calls = passed_by, 0
+        self._passed_by, self._calls, self.is_capturing = passed_by, 0, False
         self._own: list[tuple[Any, str, Any]] = []
         names = " and ".join(pytorch_private.missing())
         self._unknown = f"has a PyTorch without {names}, which a proof needs" if names else ""
@@ -34,6 +35,8 @@ class Beside:
         self._replace(dist.ProcessGroup, pytorch_private.GET_BACKEND, self._by_itself)
         for module in (dist, dist.distributed_c10d):
             self._replace(module, "destroy_process_group", self._destroying)
+        for name, begins in (("capture_begin", True), ("capture_end", False)):
+            self._replace(torch.cuda.CUDAGraph, name, partial(self._capturing, begins))
 
     def leave(self) -> None:
         """Put PyTorch's own functions in their places again."""
@@ -82,3 +85,17 @@ class Beside:
             return destroy(*args, **kwargs)
 
         return destroyed
+
+    def _capturing(self, begins: bool, call):
+        @wraps(call)
+        def called(*args, **kwargs):
+            was, self.is_capturing = begins, True
+            try:
+                return call(*args, **kwargs)
+            except BaseException:
+                was = False
+                raise
+            finally:
+                self.is_capturing = was
+
+        return called

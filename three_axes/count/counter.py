@@ -21,9 +21,8 @@ from .report import Report
 from .steps import BySteps, Steps
 
 SPANS = 50_000  # of each kind, that a trace keeps of a rank
-OF_REPORTS = (
-    "RankReport Report BySteps CollectiveCount Channel Begun Span Told Look Waiting Operation Line".split()
-)
+OF_REPORTS = "RankReport Report BySteps CollectiveCount Channel Begun Span Told Look Ahead".split()
+OF_REPORTS += ["Waiting", "Operation", "Line"]
 _numbers = itertools.count()
 
 

@@ -64,6 +64,7 @@ class Call:
     reduces: str
     tag: int
     limit: float = math.inf  # seconds after which it fails by itself
+    backend: str = "gloo"  # "" where it is not known
     backward: int | None = None  # of a bucket: the backward at whose end DDP waits for it
     gives: torch.Tensor | None = None  # known when it is issued
 
@@ -194,6 +195,11 @@ class Interposer:
         for listener in self._listeners:
             getattr(listener, name)(*told)
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is captured: then nothing may be asked of a GPU."""
+        return self.beside is not None and self.beside.is_capturing
+
     @contextmanager
     def aside(self) -> Iterator[None]:
         """In this block, what this thread sends passes unseen, as if it were not sent."""
@@ -265,10 +271,6 @@ class Interposer:
                 return call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             group = dist.ProcessGroup.unbox(args[at_group])
             _, members, me = self.axes.members(group)
-            limit = pytorch_private.limit(group)
-            milliseconds = args[at_limit] if at_limit < len(args) else kwargs.get("timeout", -1)
-            if milliseconds >= 0:  # of this call alone
-                limit = min(limit, milliseconds / 1000)
             whole: Any = args[at_whole] if at_whole is not None else None
             held = 0 if whole is None else nbytes(whole)
             root = None if at_root is None else args[at_root]
@@ -277,11 +279,17 @@ class Interposer:
             payload = held * len(members) if name in ("gather", "scatter") else held
             peer = root if name in ("send", "recv") else None
             axis, first = self.axes.name(group, name, peer), first_tensor(whole)
+            backend, limit = pytorch_private.backend(group, None if first is None else first.device)
+            milliseconds = args[at_limit] if at_limit < len(args) else kwargs.get("timeout", -1)
+            if milliseconds >= 0:  # of this call alone
+                limit = min(limit, milliseconds / 1000)
             algorithmic = must_send(operator, args, payload, len(members), me, root or 0)
             alone, reduces = whole is first or len(whole) == 1, reduction(operator, args)
             tag = args[TAGS[operator]] if operator in TAGS else 0
             sizes = payload, held, algorithmic
-            issued = Call(name, axis, group, members, me, root, *sizes, first, alone, reduces, tag, limit)
+            issued = Call(
+                name, axis, group, members, me, root, *sizes, first, alone, reduces, tag, limit, backend
+            )
             if name == "all_reduce" and _by_autograd(sys._getframe().f_back):
                 issued.backward = pytorch_private.backward_under_way()
             self._tell("begins", issued)
@@ -302,7 +310,7 @@ class Interposer:
             work = dist.Work.unbox(result[1] if isinstance(result, tuple) else result)
             if fabric and ticket:
                 work, result = _held_back(fabric, ticket, group, work, result)
-            work = work if work is not None else _stand_in(name, first)
+            work = work if work is not None else _stand_in(name, first, backend)
             if work is not None:
                 self._tell("begun", issued, work)
             return result
@@ -385,12 +393,12 @@ def _by_autograd(caller) -> bool:
     return caller is None or caller.f_code.co_name == "_engine_run_backward"
 
 
-def _stand_in(name: str, tensor: torch.Tensor | None) -> OnStream | InBatch | None:
+def _stand_in(name: str, tensor: torch.Tensor | None, backend: str) -> OnStream | InBatch | None:
     """A stand-in for the Work of a collective that came back without one; None where it has ended."""
     if name in ("send", "recv"):
         return InBatch()  # alone, a send has a Work in every backend
     on = tensor.device if tensor is not None else devices.CPU
-    return None if on.type == "cpu" else OnStream(on)
+    return None if on.type == "cpu" and backend != "nccl" else OnStream(on)
 
 
 interposer = Interposer()

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
@@ -27,7 +27,7 @@ from .. import lines, pytorch_private
 from . import threads, wire
 from .clock import Span
 from .interpose import Call, Listener, interposer
-from .moves import NEVER, Channel, Moves, Operation, Waiting, anybodys
+from .moves import NEVER, Ahead, Channel, Moves, Operation, Waiting, anybodys
 from .operators import InBatch, OnStream, type_of
 from .report import CollectiveCount, Report
 
@@ -52,8 +52,29 @@ class Issued:
         """True where the collective has ended. Once it has, PyTorch is not asked again: a call may begin
         hundreds, and each looks at those before it.
         """
-        self.ended = self.ended or self.work.is_completed()
+        if not self.ended and not interposer.is_capturing:
+            self.ended = self.work.is_completed()
         return self.ended
+
+
+class Queue:
+    """What the host has begun on NCCL, and the GPU has not completed: the host does not wait for it."""
+
+    def __init__(self):
+        self._begun, self._open = 0, deque[Issued]()
+
+    def add(self, issued: Issued) -> None:
+        """One more is begun."""
+        self._begun += 1
+        self._open.append(issued)
+        while self._open and self._open[0].has_ended():
+            self._open.popleft()
+
+    def now(self) -> Ahead:
+        """How far host and GPU are. An order of two streams may let a later one be complete before."""
+        begun, open_ = self._begun, [issued for issued in list(self._open) if not issued.has_ended()]
+        oldest = open_[0].note if open_ else None
+        return Ahead(begun, begun - len(open_), oldest)
 
 
 class Recorder(Listener):
@@ -73,6 +94,7 @@ class Recorder(Listener):
         self.last: dict | None = None  # the collective issued last, as written to the box
         self._looked: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # whose connections are known
         self.watch: Callable[[Call], None] | None = None  # told of each collective before it begins
+        self.queue: Queue | None = None  # of the GPU, where somebody asks for it
         if on:
             interposer.add(self)
         self.start()
@@ -202,8 +224,9 @@ class Recorder(Listener):
             self._since_quiet.append(row)
         channel, brought = call.channel, call.brought
         number = self.moves.begin(channel, brought)
-        by_gloo = call.first is None or call.first.device.type == "cpu"
-        operation = Operation(channel, number, call.needs, call.limit, by_gloo)
+        operation = Operation(channel, number, call.needs, call.limit, call.backend == "gloo")
+        if call.backend not in ("", "gloo", "nccl"):
+            self.passed_by(f"has used the backend {call.backend!r}")
         self._thread.begins = operation
         if self.box is not None:
             self._note(call, operation, brought, self.box)
@@ -220,6 +243,8 @@ class Recorder(Listener):
         since = self._thread.issued_at
         issued = Issued(work, row, call.size, since, operation, piece, call.backward, self.last)
         self._open.append(issued)
+        if self.queue and call.backend == "nccl" and not interposer.is_capturing:
+            self.queue.add(issued)
         if _is_receive(operation.channel):
             self._receives[anybodys(operation.channel)] += 1
         self._in_flight += call.size

@@ -70,14 +70,13 @@ class Begun:
 
     count: int = 0
     first: list[str] = field(default_factory=list)
-    last: deque[str] = field(default_factory=partial(deque, maxlen=KEPT_LAST))
+    last: deque[tuple[int, str]] = field(default_factory=partial(deque, maxlen=KEPT_LAST))  # with numbers
 
     def brought(self, number: int) -> str | None:
         """What was brought to the operation of this number, from 1; None where it was not kept."""
         if number <= len(self.first):
             return self.first[number - 1]
-        back = self.count - number
-        return self.last[-1 - back] if 0 <= back < len(self.last) else None
+        return next((brought for its, brought in self.last if its == number), None)
 
 
 class Operation(NamedTuple):
@@ -99,6 +98,16 @@ class Waiting(NamedTuple):
 
     operations: tuple[Operation, ...]
     every: bool = True
+
+
+class Ahead(NamedTuple):
+    """How many collectives a rank's host has begun on NCCL, how many of these its GPU has completed, and the
+    oldest that it has not, as written to the box.
+    """
+
+    begun: int
+    complete: int
+    oldest: dict | None = None
 
 
 class Look(NamedTuple):
@@ -154,7 +163,7 @@ class Moves:
         self._moved()
         begun = self.begun.setdefault(channel, Begun())
         begun.count += 1
-        begun.last.append(brought)
+        begun.last.append((begun.count, brought))
         if len(begun.first) < KEPT_FIRST:
             begun.first.append(brought)
         return begun.count

@@ -30,20 +30,27 @@ from ..foreign import DataUnpickler
 from ..table import ranks
 from .counter import Counter, is_of_reports
 from .deadlock import prove
-from .moves import Begun, Channel, Look, sides_of
+from .meter import Queue
+from .moves import Ahead, Begun, Channel, Look, sides_of
 from .threads import OwnThread
 
 EVERY = 0.15  # seconds
 MANY = 300  # ranks to a second of waiting more, since one rank reads what all have told
 SELDOM = 1.0  # seconds, after which a rank tells of itself that stands in no collective
 STILL = 5.0  # seconds without a movement, after which it is said where all are
+AGAIN = 60.0  # the same where that has been said of these places not long ago: a slow step is no news
+ON_NCCL = """\
+watching ranks on NCCL, where the host does not wait for its GPU. It is seen what each rank has begun, what of
+that its GPU has completed, and in which line its main thread is. A hang is proven only where a rank has ended
+its script; at NCCL's own timeout, 10 minutes, its flight recorder (torchfrtrace) has more."""
 BOX = "last-collective"
 
 
 class Told(NamedTuple):
     """What a rank has told of itself. beat: how often of one look. gone: its script is over, with all that
-    was registered for its end. line: where its main thread is. last: the collective that it stands in, else
-    the one that it has begun last, as written to the box. why: what forbids a proof, in words.
+    was registered for its end. line: where its main thread is. last: the collective that it waits in, else
+    the one that it has begun last, as written to the box. why: what forbids a proof, in words. ahead: how far
+    its GPU is, and begun: what it has begun last, where NCCL sends.
     """
 
     beat: int
@@ -52,23 +59,41 @@ class Told(NamedTuple):
     line: lines.Line | None = None
     last: dict | None = None
     why: str = ""
+    ahead: Ahead | None = None
+    begun: dict[Channel, list[tuple[int, str]]] = {}
 
     def does(self) -> tuple[str, str]:
         """(what it does, what several do that do the same), in words."""
-        after = f"after {_collective(self.last)}" if self.last else "before any collective"
-        at = f": {lines.show(self.line)}" if self.line else ", in code that is not the script's"
+        at = lines.show(self.line) if self.line else "code that is not the script's"
+        last = f"began {_collective(self.last)} last" if self.last else "began no collective"
         if self.gone:
+            after = f"after {_collective(self.last)}" if self.last else "before any collective"
             return (f"ended its script {after}", f"ended their scripts {after}")
-        if self.look.stands:
-            where = _collective(self.last)
-            return (f"stands in {where}{at}", f"stand in {where}{at}")
-        return (f"is {after}{at}", f"are {after}{at}")
+        if self.look.stands and self.last:
+            where = f"in {_collective(self.last)}: {at}"
+            return (f"waits {where}", f"wait {where}")
+        if self.ahead and (oldest := self.ahead.oldest):
+            number, complete, _ = self.ahead
+            line = f", {lines.place(lines.Line(*oldest['line']))}" if oldest["line"] else ""
+            last = f"began {number} on the GPU, of which {complete} are complete and"
+            last += f" {_collective(oldest)}{line} is the oldest that is not"
+        return (f"{last}, and is in {at}", f"{last}, and are in {at}")
+
+    def recently(self, channel: Channel) -> dict[int, str]:
+        """Number -> what the rank brought: its last few, and the oldest that its GPU has not completed."""
+        recent = dict(self.begun.get(channel, ()))
+        oldest = self.ahead.oldest if self.ahead else None
+        if oldest and Channel(*oldest["channel"]) == channel:
+            recent[oldest["nth"]] = oldest["brought"]
+        return recent
+
+    def moved(self) -> tuple:
+        """What differs at another moment if the rank has done something between."""
+        return self.gone, self.look.moves, self.ahead and self.ahead.complete
 
 
-def _collective(last: dict | None) -> str:
+def _collective(last: dict) -> str:
     """'all_reduce number 6 of dp, float32[3]'"""
-    if last is None:
-        return "a collective"
     to = {"send": " to", "recv": " from"}.get(last["op"])
     peer = f"{to} rank {last['needs'][0]}" if to and len(last["needs"]) == 1 else ""
     of = f", {last['dtype']}{last['shape']}" if last["shape"] is not None else ""
@@ -84,13 +109,51 @@ def places(told: Mapping[int, Told], silent: Collection[int] = ()) -> list[str]:
     return [f"    {ranks(who)} {does[len(who) > 1]}" for does, who in groups.items()]
 
 
-def _absent(last: dict | None, gone: Mapping[int, Told]) -> list[int]:
-    """Of the ranks that are gone, those that did not begin their side of a rank's last collective."""
+def absent(last: dict | None, told: Mapping[int, Told]) -> list[int]:
+    """The ranks that have ended their scripts and never began their side of a rank's last collective."""
     if last is None:
         return []
     sides = sides_of(Channel(*last["channel"]))
-    count = lambda rank: gone[rank].look.begun.get(sides[rank], Begun()).count
-    return [rank for rank in gone if rank in sides and count(rank) < last["nth"]]
+    count = lambda rank: told[rank].look.begun.get(sides[rank], Begun()).count
+    return [rank for rank, one in told.items() if one.gone and rank in sides and count(rank) < last["nth"]]
+
+
+def may_be_freed(told: Mapping[int, Told]) -> bool:
+    """Whether gloo raises in a rank that waits, when the process of one that has ended its script is gone: a
+    connection between them closes then.
+    """
+    gone = {rank for rank, one in told.items() if one.gone}
+    waits = (one.look.stands for one in told.values() if one.look.stands and not one.gone)
+    operations = [operation for waiting in waits for operation in waiting.operations if operation.marked]
+    ends = lambda channel: channel.members if channel.kind == "recv_any" else sides_of(channel)
+    return any(not gone.isdisjoint(ends(operation.channel)) for operation in operations)
+
+
+def unlike(told: Mapping[int, Told]) -> list[str]:
+    """Where ranks have brought different kinds or sizes to one collective of a group, in words. Looked at are
+    the last few that each has begun, and the oldest that its GPU has not completed.
+    """
+    found = []
+    for channel in dict.fromkeys(channel for one in told.values() for channel in one.begun):
+        its = {rank: told[rank].recently(side) for rank, side in sides_of(channel).items() if rank in told}
+        for number in sorted({number for recent in its.values() for number in recent}):
+            brought = {rank: recent[number] for rank, recent in its.items() if number in recent}
+            if len(set(brought.values())) > 1:
+                each = "; ".join(f"rank {rank}: {what}" for rank, what in brought.items())
+                found.append(
+                    f"number {number} of a group of {ranks([*channel.members])} is not alike: {each}"
+                )
+                break
+    return found
+
+
+def _hopeless(told: Mapping[int, Told]) -> list[str]:
+    """Collectives on a GPU for which a rank that has ended its script never came, in words."""
+    missing: dict[str, list[int]] = {}
+    for one in told.values():
+        if one.ahead and one.ahead.oldest and (ended := absent(one.ahead.oldest, told)):
+            missing[_collective(one.ahead.oldest)] = ended
+    return [f"{ranks(who)} never came to {what}." for what, who in missing.items()]
 
 
 class Watch:
@@ -106,6 +169,8 @@ class Watch:
         self._before: list[Told | None] = []  # as read when a rank had last moved
         self._since, self._is_noted = time.monotonic(), False  # when that was, and whether it was said
         self._later: list[Told | None] = []  # as read some seconds after that
+        self._noted: dict[tuple, float] = {}  # where the ranks were when a note was printed, and when
+        self._unlike: set[str] = set()  # what was said of that
         self._store: dist.Store | None = None
         self._over = threading.Event()
         self._thread = OwnThread(self._run)
@@ -119,8 +184,9 @@ class Watch:
                 os.remove(folder / BOX)
         if self._store is not None:
             with suppress(RuntimeError):  # the store went with the process that had it
-                look = self._counter.moves.look(ended=True) or Look(0, ended=True)
-                self._put(self._mine._replace(gone=True, look=look._replace(why=""), last=self._counter.last))
+                begun = dict(self._counter.moves.begun)
+                look = self._counter.moves.look(ended=True) or Look(0, ended=True, begun=begun)
+                self._put(Told(0, True, look._replace(why=""), last=self._counter.last))
                 self._store.set(f"gone/{self._counter.rank}", "")
 
     def stop(self) -> None:
@@ -145,13 +211,13 @@ class Watch:
                 if (rank := note["rank"]) not in gone:
                     at = lines.Line(*note["line"]) if note["line"] else None
                     told[rank] = Told(0, False, Look(0), at, note)
-            absent = _absent(self._counter.last, gone)
+            missing = absent(self._counter.last, gone)
             if self._counter.has_failed or gone:
-                has = "it has" if len(absent) == 1 else "they have"
-                never = [f"{ranks(absent)} never came, for {has} ended."] if absent else []
+                has = "it has" if len(missing) == 1 else "they have"
+                never = [f"{ranks(missing)} never came, for {has} ended."] if missing else []
                 head = f"rank {self._counter.rank} raised {type(error).__name__}. The ranks, as known last"
                 self._say_once(head, [*places(told), *never])
-            return bool(absent)
+            return bool(missing)
         return False
 
     def _run(self) -> None:
@@ -161,6 +227,10 @@ class Watch:
                 if self._store is None and self._counter.store is not None:
                     # The script may wait for the other one.
                     self._store = self._counter.store.clone()  # type: ignore[attr-defined]
+                    if "nccl" in self._counter.backend:
+                        self._counter.queue = Queue()
+                        if self._counter.rank == 0:
+                            self._say(ON_NCCL)
                 if self._store is not None:
                     self._tell()
                     if self._is_lowest(self._store) and self._judge(self._read(self._store)):
@@ -182,6 +252,10 @@ class Watch:
             last = (self._counter.pending() if look.stands else None) or self._counter.last
             mine = Told(mine.beat, False, look, at, last, why)
         self._told_at = now
+        if queue := self._counter.queue:
+            begun = dict(self._counter.moves.begun)
+            recent = {channel: list(its.last.copy()) for channel, its in begun.items()}
+            mine = mine._replace(ahead=queue.now(), begun=recent)
         self._put(mine._replace(beat=mine.beat + 1, look=look))
 
     def _put(self, told: Told) -> None:
@@ -198,16 +272,18 @@ class Watch:
 
     def _judge(self, told: Sequence[Told | None]) -> bool:
         """Say what is proven, or else once where all are. Whether something was proven."""
+        known = {r: one for r, one in enumerate(told) if one}
+        for new in set(unlike(known)) - self._unlike:
+            self._unlike.add(new)
+            self._say("\n".join([f"\nin this job {new}. The ranks:", *places(known)]))
         pairs = [(before, one) for before, one in zip(self._before, told) if before and one]
-        is_still = len(pairs) == len(told) and all(
-            before.gone == one.gone and before.look.is_still_in(one.look) for before, one in pairs
-        )
+        is_still = len(pairs) == len(told) and all(before.moved() == one.moved() for before, one in pairs)
         if not is_still:
             self._before, self._later, self._since, self._is_noted = list(told), [], time.monotonic(), False
             return False
-        known = {r: one for r, one in enumerate(told) if one}
         again = all(one.gone or one.beat >= before.beat + 2 for before, one in pairs)
-        if again and (deadlock := prove([one.look for one in known.values()])):
+        deadlock = prove([one.look for one in known.values()]) if again and not may_be_freed(known) else None
+        if deadlock:
             deadlock.lines = {r: one.line.number for r, one in known.items() if one.line and not one.gone}
             self._say_once("no rank can ever go on", [*places(known), str(deadlock)])
             self._proven()
@@ -216,8 +292,14 @@ class Watch:
         if not self._later and seconds > STILL - 2 * SELDOM:
             self._later = list(told)
         if not self._is_noted and seconds > STILL:
-            self._is_noted = True
-            self._note(known)
+            if gone := _hopeless(known):
+                self._say_once("a collective can never be completed", [*places(known), *gone])
+                self._proven()
+                return True
+            where = tuple((one.gone, bool(one.look.stands), one.line) for one in known.values())
+            if seconds > AGAIN or time.monotonic() - self._noted.get(where, -AGAIN) > AGAIN:
+                self._is_noted, self._noted[where] = True, time.monotonic()
+                self._note(known)
         return False
 
     def _note(self, known: dict[int, Told]) -> None:
