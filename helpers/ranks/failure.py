@@ -245,19 +245,20 @@ def standing(seen: list[RankStatus]) -> str:
     for r, s in enumerate(seen):
         groups.setdefault(_is_at(s), []).append(r)
     told = "; ".join(f"{ranks(who)}: {where}" for where, who in groups.items())
-    waits = all(s.finished or s.where and s.where["in"] for s in seen)
+    waits = all(s.finished or s.where and s.where["waits"] for s in seen)
     why = [f"rank {r} {s.where['help']}" for r, s in enumerate(seen) if s.where and s.where["help"]]
     return told + (f". That is no proof of a hang: {why[0]}" if waits and why else "")
 
 
 def _is_at(s: RankStatus) -> str:
     if s.finished:
-        return "has finished"
+        return "finished"
     if s.where is None:
-        return "does not answer"
-    if inside := s.where["in"]:
+        return "no answer"
+    inside = s.where["in"]
+    if inside and s.where["waits"]:
         at = f", {lines.place(lines.Line(*inside['line']))}" if inside["line"] else ""
-        return f"waits in {_collective(inside)}{at}"
+        return f"in {_collective(inside)}{at}"
     return lines.place(s.where["line"]) if s.where["line"] else "in code that is not yours"
 
 

@@ -280,12 +280,14 @@ class Rank:
             flight.write(self.setup.rank, self.since)
         frame = lines.of_threads(sys._current_frames).get(threading.main_thread().ident)
         line = lines.innermost(frame)
+        forms = self._forming(frame, line)
         return {
             "running": self.running,
             "returned": self.running == self.returned,
             "line": line,
             "stack": lines.stack(frame),
-            "in": self.recorder.pending() or self._forming(frame, line),
+            "in": self.recorder.pending() or forms,
+            "waits": bool(self.recorder.moves.awaited() or interposer.inside or forms),
             "help": self.recorder.moves.why(is_placed=True),
         }
 

@@ -57,9 +57,8 @@ def told(monkeypatch):
     """What the recorder hears of: a clock to set, an interposer that installs nothing."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     nothing = lambda one: None
-    extra = dict(is_capturing=False)
-    interposer = SimpleNamespace(add=nothing, remove=nothing, fabric=None, inside=False, wait_for=Work.wait, **extra)
-    interposer.axes, interposer.beside = SimpleNamespace(), None
+    interposer = SimpleNamespace(add=nothing, remove=nothing, fabric=None, inside=False, wait_for=Work.wait)
+    interposer.axes, interposer.beside, interposer.is_capturing = SimpleNamespace(), None, False
     monkeypatch.setattr(meter, "time", clock)
     monkeypatch.setattr(meter, "interposer", interposer)
     monkeypatch.setattr(wire, "Counter", Wire)

@@ -66,4 +66,4 @@ def test_after_some_seconds_without_a_movement_it_is_said(monkeypatch):
     time.sleep(0.1)
     for _ in range(3):
         watched.is_proven({}, None)
-    assert said == ["", "rank 0: has finished; ranks 1 and 2: does not answer"]
+    assert said == ["", "rank 0: finished; ranks 1 and 2: no answer"]

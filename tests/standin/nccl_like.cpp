@@ -1,11 +1,14 @@
 // A c10d backend that moves bytes by gloo and answers as ProcessGroupNCCL does since PyTorch 2.8:
 // a synchronous collective returns no Work; sends and receives of a batch return none either, and the batch one
 // for all; after abort() nothing more can be asked of it. It writes the lines for developers, and plays the watchdog:
-// where a connection is lost before abort(), the group's end has to wait.
+// where a connection is lost before abort(), the group's end has to wait. With STANDIN_AHEAD=1 the host runs ahead of
+// the device: the host waits where it synchronizes, until done() of its collectives are all that it has begun().
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -29,6 +32,17 @@ class Batch : public Work {
  private:
   std::atomic<bool> done_{false};
 };
+
+// What the device of this process has not done yet, in order.
+static std::mutex ahead_lock;
+static std::deque<Answer> ahead;
+static size_t begun = 0;
+
+static size_t done() {
+  std::lock_guard<std::mutex> held(ahead_lock);
+  while (!ahead.empty() && ahead.front()->isCompleted()) ahead.pop_front();
+  return begun - ahead.size();
+}
 
 class NcclLike : public Backend {
  public:
@@ -94,6 +108,12 @@ class NcclLike : public Backend {
   Answer collective(Answer work, bool async) {
     if (!refusal_.empty()) C10_THROW_ERROR(DistBackendError, refusal_);
     if (aborted_) throw std::runtime_error("NCCL communicator was aborted on rank " + std::to_string(rank_));
+    if (std::getenv("STANDIN_AHEAD")) {
+      std::lock_guard<std::mutex> held(ahead_lock);
+      ahead.push_back(work);
+      ++begun;
+      return async ? work : nullptr;
+    }
     if (async) return work;
     auto held = PyGILState_Check() ? std::make_unique<pybind11::gil_scoped_release>() : nullptr;
     try {
@@ -120,4 +140,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   pybind11::class_<NcclLike, c10::intrusive_ptr<NcclLike>, Backend>(m, "NcclLike")
       .def(pybind11::init<c10::intrusive_ptr<Backend>>())
       .def("refuse", &NcclLike::refuse);
+  m.def("done", &done);
+  m.def("begun", [] { return begun; });
 }

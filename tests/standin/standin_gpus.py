@@ -10,6 +10,7 @@ import ctypes
 import os
 import socket
 import subprocess
+import sys
 import sysconfig
 import threading
 import time
@@ -80,7 +81,7 @@ def visible() -> list[int]:
 
 
 class Stream:
-    """One stream, on which everything is done when it is asked for."""
+    """One stream, on which everything but a collective is done when it is asked for."""
 
     def __init__(self, *_, **__):
         pass
@@ -96,17 +97,24 @@ class Stream:
 
 
 class Event:
+    """It has come when the collectives are done that the host had begun; without STANDIN_AHEAD at once."""
+
     def __init__(self, *_, **__):
-        self.at = 0.0
+        self.at, self.begun = 0.0, 0
 
     def record(self, stream=None):
         self.at = time.perf_counter()
+        if backend := sys.modules.get("nccl_like"):
+            self.begun = backend.begun()
 
     def wait(self, stream=None): ...
     def query(self):
-        return True
+        return not self.begun or sys.modules["nccl_like"].done() >= self.begun
 
-    def synchronize(self): ...
+    def synchronize(self):
+        while not self.query():
+            time.sleep(0.01)
+
     def elapsed_time(self, end):
         return 1e3 * (end.at - self.at)
 
@@ -161,6 +169,13 @@ class ProcessGroupNCCL(metaclass=_IsNcclLike):
     def _group_end(): ...
 
 
+def synchronize(device=None) -> None:
+    """Wait until the device has done all that it was asked for."""
+    event = Event()
+    event.record()
+    event.synchronize()
+
+
 def install(n: int) -> None:
     """Have this process, and those forked from it, believe in n GPUs."""
     cuda, here = torch.cuda, threading.local()
@@ -187,7 +202,7 @@ def install(n: int) -> None:
         "init": lambda: None,
         "set_device": set_device,
         "current_device": lambda: getattr(here, "device", 0),
-        "synchronize": lambda device=None: None,
+        "synchronize": synchronize,
         "get_device_properties": properties,
         "get_device_name": lambda i=None: properties(i).name,
         "get_device_capability": lambda i=0: (9, 0),
