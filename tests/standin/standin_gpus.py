@@ -23,6 +23,8 @@ import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 from torch.overrides import TorchFunctionMode
 
+from three_axes import lines
+
 HERE = Path(__file__).resolve().parent
 VERSIONS = "2.28.9", "2.30.7", "2.31.2"  # of NCCL: each in a folder that looks like a package's
 LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
@@ -179,6 +181,7 @@ def synchronize(device=None) -> None:
 def install(n: int) -> None:
     """Have this process, and those forked from it, believe in n GPUs."""
     cuda, here = torch.cuda, threading.local()
+    lines.LIBRARIES += (str(HERE) + os.sep,)
 
     @contextmanager
     def nothing(*_, **__):

@@ -169,8 +169,11 @@ class _Seen:
         self.standing = {r: look.stands for r, look in enumerate(looks) if look.stands and not look.ended}
 
     def is_under_way(self) -> bool:
-        """Whether something that nobody waits for now has begun on all sides, and will end."""
+        """Whether something that nobody waits for now has begun on all sides, and will end. A message of
+        gloo's has no future, so nothing is called when it ends, and it says so to nobody who does not wait.
+        """
         each = [(rank, operation) for rank, operations in enumerate(self.open) for operation in operations]
+        each = [(rank, o) for rank, o in each if o.channel.kind == "collective" or not o.marked]
         return any(not any(self.missing(rank, operation)) for rank, operation in each)
 
     def waits(self, rank: int, waiting: Waiting) -> tuple[list[list[Wait]], bool]:

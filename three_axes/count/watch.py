@@ -73,10 +73,9 @@ class Told(NamedTuple):
             where = f"in {_collective(self.last)}: {at}"
             return (f"waits {where}", f"wait {where}")
         if self.ahead and (oldest := self.ahead.oldest):
-            number, complete, _ = self.ahead
-            line = f", {lines.place(lines.Line(*oldest['line']))}" if oldest["line"] else ""
-            last = f"began {number} on the GPU, of which {complete} are complete and"
-            last += f" {_collective(oldest)}{line} is the oldest that is not"
+            line = f" ({lines.place(lines.Line(*oldest['line']))})" if oldest["line"] else ""
+            last = f"began {self.ahead.begun} on the GPU, {self.ahead.complete} of them complete, the next"
+            last += f" {_collective(oldest)}{line}"
         return (f"{last}, and is in {at}", f"{last}, and are in {at}")
 
     def recently(self, channel: Channel) -> dict[int, str]:
@@ -141,7 +140,7 @@ def unlike(told: Mapping[int, Told]) -> list[str]:
             if len(set(brought.values())) > 1:
                 each = "; ".join(f"rank {rank}: {what}" for rank, what in brought.items())
                 found.append(
-                    f"number {number} of a group of {ranks([*channel.members])} is not alike: {each}"
+                    f"collective number {number} of {ranks([*channel.members])} is not alike: {each}"
                 )
                 break
     return found
@@ -163,6 +162,7 @@ class Watch:
 
     def __init__(self, counter: Counter, say: Callable[[str], None], proven: Callable[[], None]):
         self._counter, self._say, self._proven = counter, say, proven
+        self._queue = counter.queue = Queue()
         self._main = threading.main_thread().ident or 0
         self._mine, self._told_at = Told(0, False, Look(0)), 0.0
         self._lowest = 0  # no lower rank is alive
@@ -227,10 +227,8 @@ class Watch:
                 if self._store is None and self._counter.store is not None:
                     # The script may wait for the other one.
                     self._store = self._counter.store.clone()  # type: ignore[attr-defined]
-                    if "nccl" in self._counter.backend:
-                        self._counter.queue = Queue()
-                        if self._counter.rank == 0:
-                            self._say(ON_NCCL)
+                    if "nccl" in self._counter.backend and self._counter.rank == 0:
+                        self._say(ON_NCCL)
                 if self._store is not None:
                     self._tell()
                     if self._is_lowest(self._store) and self._judge(self._read(self._store)):
@@ -252,10 +250,10 @@ class Watch:
             last = (self._counter.pending() if look.stands else None) or self._counter.last
             mine = Told(mine.beat, False, look, at, last, why)
         self._told_at = now
-        if queue := self._counter.queue:
+        if (ahead := self._queue.now()).begun:
             begun = dict(self._counter.moves.begun)
             recent = {channel: list(its.last.copy()) for channel, its in begun.items()}
-            mine = mine._replace(ahead=queue.now(), begun=recent)
+            mine = mine._replace(ahead=ahead, begun=recent)
         self._put(mine._replace(beat=mine.beat + 1, look=look))
 
     def _put(self, told: Told) -> None:
