@@ -153,7 +153,9 @@ def panel(ax, t, strip: bool, longest: float, most: float, path: set, named: boo
         yticklabels=[f"rank {r}" for r in range(len(t.rows))],
         ylim=(last + 0.5 + below, -0.5),
         xlim=(0, scale * longest),
-        xlabel="milliseconds" if t.unit == "s" else t.unit,
+        xlabel=("milliseconds" + ", which mean nothing: ranks shared a GPU" * getattr(t, "shared", False))
+        if t.unit == "s"
+        else t.unit,
     )
     if t.unit != "s":  # what is counted in units ends at a number that is written
         ticks = [at for at in ax.get_xticks() if 0 <= at <= 0.96 * longest] + [longest]

@@ -322,7 +322,8 @@ class World:
                 *(
                     [getattr(done[r][2], what) for r in range(self.n)]
                     for what in ("spans", "levels", "streams")
-                )
+                ),
+                shared=self.shared,
             )
         # The reader has destroyed the group, or gone on where an operation of it had failed: mend it.
         state = ALIVE if all(joined for *_, joined in done.values()) else self._mend([])

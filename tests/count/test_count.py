@@ -339,6 +339,21 @@ def test_what_had_not_ended_is_said():
     assert any(said in sentence for sentence in traffic.between_ranks())
 
 
+def test_of_ranks_that_shared_a_gpu_no_rank_is_said_to_wait():
+    with counting() as traffic:
+        pass
+    traffic.between_ranks()  # which gathers what there is
+    tell = lambda rank, gpu: counter.RankReport(
+        Report([CollectiveCount("send", "dp", waited=1.0 + rank)]), rank=rank, gpu=gpu
+    )
+    for gpus, said in (("aab", True), ("abc", False), (("", "", ""), False)):
+        traffic._told = [tell(rank, gpu) for rank, gpu in enumerate(gpus)]
+        traffic.missing, traffic.ranks = [], [told.report.rows for told in traffic._told]
+        told = traffic.between_ranks()
+        shared = "ranks 0 and 1 shared a GPU and took turns: seconds mean nothing"
+        assert (shared in told) is said and any("waited least" in s or "alike" in s for s in told) is not said
+
+
 @pytest.mark.slow
 def test_the_documented_run_is_what_it_says(tmp_path):
     page = (ROOT / "docs" / "counting.md").read_text()

@@ -155,3 +155,11 @@ def test_spans_inside_each_other_count_once(world):
     world.run(lambda: None)
     with pytest.raises(ValueError, match="nothing was recorded"):
         world.timeline.bubble
+
+
+def test_seconds_of_ranks_that_shared_a_gpu_mean_nothing_and_a_picture_says_so():
+    for shared in (False, True):
+        line = clock.Timeline([[clock.Span("F", "0", 0.0, 1.0)]] * 2, [[], []], shared=shared)
+        axis = gantt.timeline(line).figure.axes[0].get_xlabel()
+        assert ("ranks shared a GPU: seconds mean nothing" in repr(line)) is shared
+        assert axis == "milliseconds" + ", which mean nothing: ranks shared a GPU" * shared

@@ -307,3 +307,25 @@ def test_several_gpus_of_one_process_are_not_told_apart(tmp_path):
     shown = repr(explained(tmp_path, kernels))
     assert "not known: what each of the 2 GPUs of rank 0 did" in shown
     assert "GPUs of rank" not in repr(explained(tmp_path, kernels[:1]))
+
+
+@pytest.mark.parametrize(
+    "names, gpus, doubt",
+    [
+        (["rank0.json", "rank1.json"], [0, 0], True),
+        (["rank0.json", "rank1.json"], [0, 1], False),
+        (["host_12.345.pt.trace.json", "host_13.346.pt.trace.json"], [0, 0], True),
+        (["a_12.345.pt.trace.json", "b_12.345.pt.trace.json"], [0, 0], False),  # of two machines
+        (["a_12.345.pt.trace.json", "a_13.345.pt.trace.json"], [0, 1], False),
+    ],
+)
+def test_where_ranks_may_have_shared_a_gpu_that_is_said(tmp_path, names, gpus, doubt):
+    """The file's name is what `tensorboard_trace_handler` gives it."""
+    files = []
+    for rank, (name, gpu) in enumerate(zip(names, gpus)):
+        told = {"distributedInfo": {"rank": rank, "world_size": 2}}
+        (tmp_path / name).write_text(
+            json.dumps(told | {"traceEvents": [x("kernel", "gemm", 0, 9) | {"pid": gpu}]})
+        )
+        files.append(str(tmp_path / name))
+    assert ("not known: whether ranks 0 and 1 shared a GPU" in repr(explain(files))) is doubt

@@ -46,7 +46,8 @@ class Timeline:
     """What every rank did in one call. Times are seconds from the first computation on any rank.
 
     rows[rank]: its spans by start. streams[rank]: its collectives, from issue to when their end was seen.
-    levels[rank]: (time, bytes held for backward from then on), where `saved_activations` watched.
+    levels[rank]: (time, bytes held for backward from then on), where `saved_activations` watched. shared:
+    whether ranks shared a GPU and took turns, so that these seconds mean nothing.
     """
 
     unit, level_unit = "s", "B"
@@ -56,7 +57,9 @@ class Timeline:
         spans: Sequence[list[Span]],
         levels: Sequence[list[tuple[float, int]]],
         streams: Sequence[list[Span]] = (),
+        shared: bool = False,
     ):
+        self.shared = shared
         first = min(
             (s.start for rank in spans for s in rank if s.kind in COMPUTE),
             default=min((s.start for rank in spans for s in rank), default=0.0),
@@ -123,7 +126,8 @@ class Timeline:
         if not any(self.rows):
             return "no spans: nothing was recorded on the ranks"
         words = [[s.kind + s.label for s in row if s.kind != "wait"] for row in self.rows]
-        return "\n".join(f"rank {r}: {' '.join(row)}" for r, row in enumerate(words))
+        said = ["ranks shared a GPU: seconds mean nothing"] * self.shared
+        return "\n".join([*(f"rank {r}: {' '.join(row)}" for r, row in enumerate(words)), *said])
 
 
 # -- as a Chrome trace ----------------------------------------------------------------------------

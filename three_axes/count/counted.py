@@ -86,11 +86,21 @@ class Counted(Traffic):
                 sentences.append(f"{op} on {axis}: {_by_value(calls)}")
         return sentences
 
+    def _sharing(self) -> list[str]:
+        """Which ranks computed on one GPU."""
+        users: dict[str, list[int]] = {}
+        for rank in self._heard():
+            users.setdefault(self._told[rank].gpu, []).append(rank)
+        turns = "shared a GPU and took turns: seconds mean nothing"
+        return [f"{ranks(those)} {turns}" for gpu, those in users.items() if gpu and len(those) > 1]
+
     def between_ranks(self) -> list[str]:
         """What differs between the ranks and should not, in sentences."""
         told, sentences = self._heard(), self._not_called_alike()
+        shared = self._sharing()
+        sentences += shared
         waited = {r: self.waited[r] for r in told}
-        if len(waited) > 1 and max(waited.values()) > 0:
+        if len(waited) > 1 and not shared and max(waited.values()) > 0:
             least, most = min(waited, key=waited.__getitem__), max(waited, key=waited.__getitem__)
             sentences.append(
                 f"rank {least} waited least, {waited[least]:.2f} s; rank {most} most, {waited[most]:.2f} s:"

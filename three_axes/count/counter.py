@@ -28,13 +28,16 @@ _numbers = itertools.count()
 
 @dataclass
 class RankReport:
-    """What one rank reports of a run. clock: what to add to its clock to have the time of day."""
+    """What one rank reports of a run. clock: what to add to its clock to have the time of day. gpu: the name
+    of the GPU that it computed on, the same in every process; "" for none.
+    """
 
     report: Report = field(default_factory=Report)
     steps: BySteps = field(default_factory=BySteps)
     rank: int = 0
     backend: str = ""
     clock: float = 0.0
+    gpu: str = ""
 
 
 class Counter(Recorder):
@@ -76,7 +79,8 @@ class Counter(Recorder):
         """Stop counting, and send this rank's report on its way."""
         self.meet()
         steps = self.steps.stop()
-        told = RankReport(self.stop(), steps, self.rank, self.backend, time.time() - time.monotonic())
+        clock = time.time() - time.monotonic()
+        told = RankReport(self.stop(), steps, self.rank, self.backend, clock, _gpu())
         self.close()
         if self.store is not None and self.size > 1:
             self.store.set(str(self.rank), pickle.dumps(told))  # type: ignore[arg-type]
@@ -108,6 +112,13 @@ def is_of_reports(module: str, name: str) -> bool:
     """
     ours = module.startswith("three_axes.count.") or module == "three_axes.lines"
     return (module, name) == ("collections", "deque") or (ours and name in OF_REPORTS)
+
+
+def _gpu() -> str:
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return ""
+    about = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return str(getattr(about, "uuid", ""))  # the processor's, under --cpu, has none
 
 
 def _held() -> int:

@@ -22,6 +22,7 @@ HEAD = 1 << 26  # so far the list of events is looked for
 LATEST = 2.0**63  # microseconds; a time beyond is none
 _BETWEEN = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
+_HOST = re.compile(r"(.+)_\d+\.\d+(?:\.pt)?\.trace\.json")  # torch/profiler/profiler.py: host, process, time
 _RANK = re.compile(r"rank[-_ ]?(\d{1,9})", re.I)
 # An event's category -> what ran on a GPU. Traces before PyTorch 1.10 have other words for the same.
 GPU = {"kernel": "kernel", "gpu_memcpy": "gpu_memcpy", "gpu_memset": "gpu_memset"}
@@ -60,7 +61,9 @@ class Trace:
     launched it. notes: annotations. cpu: operators of a run without GPU. groups: the process groups, as
     PyTorch describes them. size: of the world, None where it is not said. strange: devices of which the trace
     has no events, or none that are read here. trains: False where operators were recorded and none of them is
-    of a backward. devices: how many GPUs the kernels are of.
+    of a backward. devices: the GPUs that the kernels are of, by the numbers that the process has for them.
+    host: the machine, where `tensorboard_trace_handler` has named the file; a trace itself names neither its
+    machine nor its GPUs (output_json.cpp and DeviceProperties.cpp of Kineto at 002d991).
     """
 
     file: str
@@ -73,7 +76,8 @@ class Trace:
     size: int | None
     strange: set[str]
     trains: bool = True
-    devices: int = 1
+    devices: set[str] = field(default_factory=set)
+    host: str = ""
 
 
 def files_of(path: str) -> list[str]:
@@ -146,7 +150,10 @@ def read(path: str) -> Trace:
             strange.add("GPU")
     trains = backward or not operators
     cpu = [] if gpu else cpu
-    return Trace(file, rank, groups, gpu, launches, notes, cpu, size, strange, trains, max(1, len(gpus)))
+    host = _HOST.match(file)
+    return Trace(
+        file, rank, groups, gpu, launches, notes, cpu, size, strange, trains, gpus, host[1] if host else ""
+    )
 
 
 NEEDED = (

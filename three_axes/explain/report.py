@@ -187,9 +187,15 @@ def _unknown(splits: list[Split]) -> list[str]:
             " read here, and what is shown is the host's part"
         )
     one = slowest(splits)
-    if one.devices > 1:
+    if alike := _on_one_number(splits):
+        more = f"; nor of {len(alike) - 1} more such groups" * (len(alike) > 1)
         unknown.append(
-            f"not known: what each of the {one.devices} GPUs of rank {one.rank} did; a moment counts as"
+            f"not known: whether {ranks(alike[0])} shared a GPU: each has the same number for its own, and a"
+            f" trace does not name it{more}. Ranks that share one take turns: then seconds mean nothing"
+        )
+    if len(one.devices) > 1:
+        unknown.append(
+            f"not known: what each of the {len(one.devices)} GPUs of rank {one.rank} did; a moment counts as"
             " computing where one of them computes"
         )
     if one.unrecognised:
@@ -220,6 +226,17 @@ def _unknown(splits: list[Split]) -> list[str]:
             f"not known: which collective {', '.join(strangers)} is; its kernel's name does not say"
         )
     return unknown + _no_steps(splits)
+
+
+def _on_one_number(splits: list[Split]) -> list[list[int]]:
+    """Ranks that may have had one GPU: of one machine, as far as that is known, and each calls it by the same
+    number. So do ranks that see one GPU each.
+    """
+    groups: dict[tuple[str, str], list[int]] = {}
+    for s in splits:
+        for device in s.devices:
+            groups.setdefault((s.host, device), []).append(s.rank)
+    return [members for members in groups.values() if len(members) > 1]
 
 
 def _no_collective(splits: list[Split]) -> str:

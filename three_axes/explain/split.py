@@ -75,9 +75,9 @@ class Split:
     without what is bubble. exposed: (operation, axis) -> the same of all sizes. size: of the world. strange:
     devices that are not read. unrecognised: a kernel's name -> how long it ran. calls: what the host called,
     where the GPU waited for a long call -> how long. brief: idle time in gaps that are no longer than a
-    launch takes. devices: how many GPUs the rank has. graphs: True where CUDA graphs were launched. pageable:
-    True where some copies come from or go to memory that is not pinned, or do not say. trains: False where no
-    backward was recorded.
+    launch takes. devices: the GPUs that it ran on, by its own numbers. host: its machine, where that is
+    known. graphs: True where CUDA graphs were launched. pageable: True where some copies come from or go to
+    memory that is not pinned, or do not say. trains: False where no backward was recorded.
     """
 
     rank: int
@@ -98,7 +98,8 @@ class Split:
     calls: dict[str, float] = field(default_factory=dict)
     brief: float = 0.0
     graphs: bool = False
-    devices: int = 1
+    devices: set[str] = field(default_factory=set)
+    host: str = ""
     pageable: bool = True
     trains: bool = True
 
@@ -155,7 +156,7 @@ def _of_gpu(trace: Trace, rank: int) -> Split:
     parts = union(spans[~by_optimizer]), union(spans[by_optimizer]), union(host), union(inside)
     made, idle = _parts(trace, rank, True, sent, *parts, marks, unsure)
     made.unrecognised = strangers
-    made.devices = trace.devices
+    made.devices, made.host = trace.devices, trace.host
     made.graphs = any("GraphLaunch" in call.name for call in trace.launches.values())
     _idle(made, trace, idle)
     of_host = [e.name for e in copies if not _is_inside(e.name)]
