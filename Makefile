@@ -1,5 +1,6 @@
 # make lab    the course in JupyterLab, on your own copy in my/; FRESH=07 renews a drop, PORT=9999 is another port
 # make test   tests and the fourteen notebooks' cores, some minutes; make test-all what is slow as well
+# make test-gpu   where a GPU is, in five minutes: what the tests play with stand-ins, on ranks that share it
 # make lint   the style
 # make attempts   every wrong attempt at an exercise that is written down, and what it is told
 # make cards, make cheatsheet, make slides (make slides DROP=07): printed things and decks, into build/
@@ -25,7 +26,7 @@ CPU_BUILDS := https://download.pytorch.org/whl/cpu
 PIP := -m pip --disable-pip-version-check install --constraint constraints.txt
 TORCH_FROM = $(BIN)/python $(PIP) --no-deps torch --index-url
 
-.PHONY: lab test test-all attempts lint refresh bench cards cheatsheet worksheets site slides colab publish-check clean
+.PHONY: lab test test-all test-gpu attempts lint refresh bench cards cheatsheet worksheets site slides colab clean
 
 lab: $(COURSE)
 	$(BIN)/python -m three_axes lab my --port=$(PORT) $(addprefix --fresh=,$(FRESH))
@@ -35,6 +36,9 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/python tests/run_all.py --all
+
+test-gpu: $(READY)
+	$(BIN)/python tests/run_all.py --gpu
 
 # After a change to an exercise's check: all natural wrong attempts, and forty changes of each solution.
 attempts: $(READY)
@@ -65,9 +69,6 @@ slides: $(COURSE)
 
 colab: $(COURSE)
 	$(BIN)/python -m tools.colab $(REPO)
-
-publish-check: $(READY)
-	$(BIN)/python -m tools.publish
 
 clean:
 	rm -rf $(VENV) $(PEERS) build

@@ -1,4 +1,4 @@
-"""What is still open before a version is published: `make publish-check`. RELEASING.md has the whole list.
+"""What is still open before a version is published. RELEASING.md has the whole list.
 
 With --tag v1.2.3 it asks only whether that tag, the version and the changelog agree.
 """

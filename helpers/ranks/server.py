@@ -178,18 +178,20 @@ def _in_a_session(spawn, path, args, fds):
 
 @contextmanager
 def _environ():
-    """What a process that starts here has in its environment while it imports PyTorch: the library that it
-    loads first, and silence of PyTorch's C++, whose lines are for developers (frames of a watchdog after an
-    abort; that a send makes a communicator). What the reader has set stands.
+    """What a process that starts here has in its environment while it imports PyTorch: its kernel (`preload`
+    ends without it), the library that it loads first, and silence of PyTorch's C++, whose lines are for
+    developers (frames of a watchdog after an abort; that a send makes a communicator). What the reader has
+    set stands.
     """
     before = dict(os.environ)
+    os.environ["THREE_AXES_KERNEL"] = str(os.getpid())
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     if _library:
         os.environ["LD_PRELOAD"] = ":".join(filter(None, [_library, os.environ.get("LD_PRELOAD")]))
     try:
         yield
     finally:
-        for name in ("TORCH_CPP_LOG_LEVEL", "LD_PRELOAD"):
+        for name in ("THREE_AXES_KERNEL", "TORCH_CPP_LOG_LEVEL", "LD_PRELOAD"):
             os.environ.pop(name, None)
             if name in before:
                 os.environ[name] = before[name]

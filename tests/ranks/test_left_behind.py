@@ -74,6 +74,55 @@ def test_no_rank_outlives_the_kernel(manner):
     assert all_end(pids, within=2 * SLACK)
 
 
+STARTS = """
+import os, time
+from helpers.ranks import server
+server.warm()
+print(flush=True)  # the server starts
+from helpers import World
+world = World(2)
+world.run(time.sleep, 60, timeout=None)
+"""
+
+
+@pytest.mark.slow
+@linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["the server starts", "it imports torch", "a call runs"])
+def test_a_kernel_that_is_killed_leaves_no_process_after_ten_seconds(moment, number):
+    kernel = start("-c", STARTS)
+    kernel.stdout.readline()
+    its = lambda: psutil.Process(kernel.pid).children(recursive=True)
+    imports = lambda: any("libtorch" in Path(f"/proc/{p.pid}/maps").read_text() for p in its())
+    calls = lambda: len(its()) == 4  # a tracker, the server, two ranks
+    until = {"the server starts": its, "it imports torch": imports, "a call runs": calls}[moment]
+    while not until():
+        time.sleep(0.02)  # within the limit of a test
+    pids = [p.pid for p in its()]
+    kernel.send_signal(number)
+    kernel.wait(10)
+    assert pids and all_end(pids, within=10)
+
+
+A_RUN = """
+import os, subprocess, sys
+import run_all
+run_all.outlive()
+test = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+run_all.run([sys.executable, "-c", test], 1, env=dict(os.environ, **dict([run_all.MARK])))
+"""
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_of_tests_that_is_killed_leaves_no_process_after_ten_seconds(number):
+    run = start("-c", A_RUN, cwd=ROOT / "tests")
+    sleeps = int(run.stdout.readline())
+    run.send_signal(number)
+    run.wait(10)
+    assert all_end([sleeps], within=10)
+
+
 def starts_a_pool():
     """Its process is forked by a server that the rank starts too."""
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver"))
