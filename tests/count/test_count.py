@@ -224,6 +224,34 @@ def counted(tmp_path, *arguments: str, ranks: int) -> subprocess.CompletedProces
     return forked.command("three_axes", "count", *arguments, cwd=tmp_path, ranks=ranks)
 
 
+SPAWNS = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def rank(r, folder):
+    dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=r, world_size=2)
+    dist.all_reduce(torch.ones(5))
+    print("rank", r, "is here", flush=True)
+
+if __name__ == "__main__":
+    mp.spawn(rank, (os.getcwd(),), nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_a_script_spawns_itself_are_not_said_to_have_called_nothing(tmp_path):
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    # A Python of its own: what it spawns looks for its script there.
+    command = [sys.executable, "-m", "three_axes", "count", "spawns.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and "rank 0 is here" in done.stdout and "rank 1 is here" in done.stdout
+    told = (
+        "spawns.py called no collective in the process that was counted. Ranks that a script starts itself,"
+    )
+    assert f"{told} with mp.spawn say, are not counted" in " ".join((done.stdout + done.stderr).split())
+    assert "torchrun --nproc-per-node 4 -m three_axes count spawns.py" in done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_a_script_that_leaves_at_once_or_fails(tmp_path):
     begin = "import os, sys, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
