@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from helpers.ranks import current
-from three_axes import devices
+from three_axes import devices, nccl
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,10 +48,13 @@ def both(names: Iterable[str]) -> str:
 
 
 def worlds(least: int = 1, most: int = 8) -> list[tuple[str, int, bool]]:
-    """(name, ranks, on GPUs) of the worlds that can be here: four on the CPU, and `least` to `most` GPUs."""
+    """(name, ranks, on GPUs) of the worlds that can be here: four on the CPU, and `least` to `most` ranks on
+    GPUs: one on each, four on a single one where ranks can share it.
+    """
     there = min(devices.gpus(), most)
-    on_gpus = [(f"{there} GPU{'s' * (there > 1)}", there, True)] if there >= least else []
-    return [("the CPU", 4, False), *on_gpus]
+    name = f"{there} GPU{'s' * (there > 1)}"
+    n = 4 if there == 1 and most >= 4 and (nccl.shares() or nccl.newer()) else there
+    return [("the CPU", 4, False), *([(name, n, True)] if n >= least else [])]
 
 
 def ours() -> torch.device:
