@@ -88,10 +88,12 @@ class Processes:
         self.processes, self.controls, self.inboxes, self.outputs, self.leashes = [], [], [], [], []
         self.servers: list[int | None] = []  # what forked each process
 
-    def add(self, setup: Setup) -> None:
-        """One more rank: take its process from the fork server, and send it `setup`. Raises WorldClosed."""
+    def add(self, setup: Setup, library: str = "") -> None:
+        """One more rank: take its process from the fork server, and send it `setup`. library: what it loads
+        before PyTorch. Raises WorldClosed.
+        """
         self.check_open()
-        new = server.take()
+        new = server.take(library)
         os.set_blocking(new.output.fileno(), False)
         self.processes.append(new.process)
         self.servers.append(server.number())

@@ -53,7 +53,7 @@ WHY = {
 }
 _spares: list[Unnamed] = []
 _counting = threading.RLock()  # worlds may be made in several threads
-_library: str | None = None  # what processes load before PyTorch
+_library = ""  # what processes load before PyTorch
 
 
 def spawns() -> bool:
@@ -90,34 +90,35 @@ def in_words():
         raise RuntimeError(f"no ranks can start here ({e or type(e).__name__}): {why}") from None
 
 
-def load(library: str) -> None:
-    """Have processes from now on load a library before PyTorch. Ranks that are there stay as they are."""
-    global _library
+def take(library: str = "") -> Unnamed:
+    """A process for a rank: a spare if there is one, else a new one. library: the path of one that it loads
+    before PyTorch. Where the last had another, the server is begun anew; ranks that are there stay.
+    """
     with _counting:
-        if library == _library:
-            return
-        _library = library
-        while _spares:
-            spare = _spares.pop()
-            spare.process.kill()
-            spare.process.join()
-        _let_go()
-
-
-def take() -> Unnamed:
-    """A process for a rank: a spare if there is one, else a new one."""
-    with _counting:
+        _load(library)
         while _spares:
             spare = _spares.pop(0)
             if spare.process.is_alive():
                 return spare
-    try:
-        if not spawns():
+        try:
+            if not spawns():
+                _start_server()
+            return _start()
+        except (EOFError, BrokenPipeError, ConnectionError):  # the server had ended
             _start_server()
-        return _start()
-    except (EOFError, BrokenPipeError, ConnectionError):  # the server had ended
-        _start_server()
-        return _start()
+            return _start()
+
+
+def _load(library: str) -> None:
+    global _library
+    if library == _library:
+        return
+    _library = library
+    while _spares:
+        spare = _spares.pop()
+        spare.process.kill()
+        spare.process.join()
+    _let_go()
 
 
 def _start() -> Unnamed:

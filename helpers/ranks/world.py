@@ -111,8 +111,7 @@ class World:
         self._ranks = Processes(self._folder)
         self._finalizer = weakref.finalize(self, self._ranks.end, folder=True)
         self._finalizer.atexit = False  # then `_end_all` closes what is open
-        if self.shared and not nccl.shares():
-            server.load(nccl.newer() or "")
+        self._library = nccl.newer() or "" if self.shared and not nccl.shares() else ""
         self._start()
         if self.shared:
             self._meet()
@@ -236,7 +235,7 @@ class World:
             for r in range(self.n):
                 own = r, self.n, self._devices[r], self._folder, environ, server.folder(), sys.path
                 with server.in_words():
-                    self._ranks.add(Setup(*own, self._counted, self.fabric, self.memory))
+                    self._ranks.add(Setup(*own, self._counted, self.fabric, self.memory), self._library)
             formed = self._join(START_SECONDS, captured)
         except BaseException:
             self.close()

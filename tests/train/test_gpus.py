@@ -418,6 +418,40 @@ def test_ranks_share_and_a_hang_of_theirs_keeps_what_they_know(standin, version,
     assert "watchdog" not in output + error, "a connection was cut before NCCL was aborted"
 
 
+# The text of a version that can share; whoever loads it ends.
+BROKEN = """
+#include <unistd.h>
+const char text[] = "NCCL version 2.31.2+cuda13.0";
+__attribute__((constructor)) static void ends(void) { _exit(3); }
+"""
+BESIDE = """
+from helpers import World
+from three_axes import nccl
+try:
+    with World(2, gpus=True) as world:
+        print("ranks that share have", world.run(nccl.version)[0])
+except RuntimeError as e:
+    print(e)
+with World(2) as world:
+    print("ranks on the CPU have", world.run(nccl.version)[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [False, True])
+def test_another_nccl_is_loaded_by_the_ranks_that_share_and_harms_no_other(standin, broken, tmp_path):
+    environ = standin(1, "2.28.9", "" if broken else "2.31.2")
+    if broken:
+        library = tmp_path / nccl.IN_A_FOLDER
+        library.parent.mkdir(parents=True)
+        command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+        subprocess.run(command, input=BROKEN, text=True, check=True, timeout=60)
+        environ["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    output, _ = python("-c", BESIDE, environ=environ)
+    assert ("no ranks can start here" if broken else "ranks that share have (2, 31, 2)") in output, output
+    assert "ranks on the CPU have (2, 28, 9)" in output, output
+
+
 @on_gpu
 @pytest.mark.slow
 def test_lines_for_developers_stay_away_and_nccls_own_error_is_told(standin):

@@ -111,11 +111,12 @@ def _orphans(n: int, gpus: bool) -> None:
     code = f"""from helpers import World
 import time
 world = World({n}, gpus={gpus})
-print(*world.pids, flush=True)
+print("ranks:", *world.pids, flush=True)
 time.sleep(60)"""
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as kernel:
-        pids = kernel.stdout.readline().split()
+        # Ranks that share a GPU have said so before.
+        pids = next((line for line in kernel.stdout if line.startswith("ranks:")), "").split()[1:]
         kernel.kill()
     deadline = time.monotonic() + 5
     while (left := [pid for pid in pids if _runs(int(pid))]) and time.monotonic() < deadline:
