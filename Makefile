@@ -15,6 +15,7 @@ PYTHON ?= python3
 PORT ?= 8888
 DROP ?=
 REPO ?=
+PUBLISHED ?=
 FRESH ?=
 TORCH ?= auto
 VENV ?= .venv
@@ -26,7 +27,7 @@ CPU_BUILDS := https://download.pytorch.org/whl/cpu
 PIP := -m pip --disable-pip-version-check install --constraint constraints.txt
 TORCH_FROM = $(BIN)/python $(PIP) --no-deps torch --index-url
 
-.PHONY: lab test test-all test-gpu attempts lint refresh bench cards cheatsheet worksheets site slides colab clean
+.PHONY: lab test test-all test-gpu attempts lint refresh bench planner-tables cards cheatsheet worksheets site slides colab clean
 
 lab: $(COURSE)
 	$(BIN)/python -m three_axes lab my --port=$(PORT) $(addprefix --fresh=,$(FRESH))
@@ -57,6 +58,11 @@ refresh: $(READY)
 bench: $(READY) $(PEERS)/.ready
 	$(PEERS)/bin/python tools/bench/peers.py
 	$(BIN)/python tools/bench/ours.py
+
+# The planner's errors on published runs that you gathered in a folder: what docs/planner.md prints, and data/.
+planner-tables: $(READY)
+	$(BIN)/python tests/plan/published.py --published $(PUBLISHED)
+	$(BIN)/python tests/plan/recommended.py --published $(PUBLISHED)
 
 cards cheatsheet worksheets: $(COURSE)
 	$(BIN)/python -m tools.printables $@

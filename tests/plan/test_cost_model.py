@@ -67,7 +67,7 @@ def test_the_documents_have_what_the_code_computes():
 
 @pytest.mark.parametrize("name", SETS)
 def test_kept_errors_are_those_of_this_model(name):
-    """`tools/bench/published.py` writes them anew."""
+    """`make planner-tables` writes them anew."""
     kept = [error for one in published() if one["set"] == name for error in one["seconds"]]
     assert np.exp(np.negative(kept)) == pytest.approx(1 + errors(name)[0], abs=1e-3)
 

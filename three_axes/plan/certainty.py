@@ -2,7 +2,7 @@
 
 data/planner_errors.json has the natural logarithm of measured over predicted for each published run: of its
 seconds, of its memory, and of the ratio of two layouts of one job, whose errors are alike and partly go out.
-Nothing was fitted to these runs, but what `cost` names; `tools/bench/published.py` writes the file. A kind is
+Nothing was fitted to these runs, but what `cost` names; `make planner-tables` writes the file. A kind is
 dense or experts on a generation of GPUs; nanotron, whose runs were slowed by more than we count, is one by
 itself.
 

@@ -2,7 +2,7 @@
 explain a gap.
 
 data/published_runs.csv has the runs that may be carried, papers' figures and MLPerf Training's audited logs
-(Apache-2.0, mlcommons/training_results_v3.1 to v5.1); `tools/bench/published.py` writes it.
+(Apache-2.0, mlcommons/training_results_v3.1 to v5.1); `make planner-tables` writes it.
 """
 
 from __future__ import annotations

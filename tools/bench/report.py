@@ -1,10 +1,9 @@
-"""What the benches share: the clock, how they read tables, and where each leaves what it found: as Markdown
+"""What the benches share: the clock, and where each leaves what it found: as Markdown
 in build/bench/, under date, versions and machine, and on the screen.
 """
 
 from __future__ import annotations
 
-import csv
 import os
 import platform
 import statistics
@@ -33,12 +32,6 @@ def paired(pairs: Sequence[tuple[float, float]]) -> str:
     """'1.02 (0.97 to 1.08)': the second of each pair over the first, the median and the extremes."""
     ratios = sorted(second / first for first, second in pairs)
     return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """A CSV file, without lines of comment."""
-    with open(path, encoding="utf-8") as f:
-        return list(csv.DictReader(line for line in f if not line.startswith("#")))
 
 
 def versions(*packages: str) -> str:

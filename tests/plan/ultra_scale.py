@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from report import rows_of, save
+from tables import rows_of, show
 
 from three_axes.plan import CLUSTERS, FRAMEWORKS, Cluster, Job, ModelShape
 from three_axes.plan.memory import OVERHEAD, stage_memory
@@ -124,7 +124,7 @@ def tables(folder: Path) -> list[tuple]:
         _memory("memory, all", done, OVERHEAD),
     ]
     columns = ["Ultra-Scale Playbook, nanotron", *ERRORS]
-    save("ultra_scale", "nanotron's runs", columns, rows)
+    show("nanotron's runs", columns, rows)
     nodes = [str(n) for n in sorted({run.nodes for run in every})]
-    save("picks", "The pick's share of the best throughput, by nodes", ["model", *nodes], picks(every))
+    show("The pick's share of the best throughput, by nodes", ["model", *nodes], picks(every))
     return [(run.guess(), run.seconds, run.job, run.layout.ranks, run.held() / run.gib - 1) for run in usual]

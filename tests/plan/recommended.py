@@ -1,5 +1,5 @@
-"""What NVIDIA recommends beside what the planner picks, and what context parallelism gains: `python
-tools/bench/recommended.py --published FOLDER`, with folder, shapes and framework of `published.py`.
+"""What NVIDIA recommends beside what the planner picks, and what context parallelism gains. `make
+planner-tables PUBLISHED=FOLDER` runs it with folder, shapes and framework of `published.py`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from published import BRIDGE, H100, SHAPES, _int, folder_of_tables, seconds
-from report import rows_of, save
+from published import BRIDGE, H100, SHAPES, _int, seconds
+from tables import folder_of_tables, rows_of, show
 
 from three_axes.plan import MODELS, Job, Layout, ModelShape, plan, validation
 from three_axes.plan.job import Lora
@@ -78,9 +78,9 @@ def context(folder: Path) -> list[list[str]]:
 def main() -> None:
     folder = folder_of_tables(__doc__)
     columns = ["job", "recommended", "of a GPU's memory", "slower than the planner's own", "place"]
-    save("recommended", "NVIDIA's recommended layouts", columns, recommended(folder))
+    show("NVIDIA's recommended layouts", columns, recommended(folder))
     columns = ["sequence", "cp", "gain, printed", "a tenth free", "a fifth free", "without cp, a tenth free"]
-    save("context", "What context parallelism gains", columns, context(folder))
+    show("What context parallelism gains", columns, context(folder))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The planner against published runs that may be read and not copied: `python
-tools/bench/published.py --published FOLDER`.
+"""The planner against published runs that may be read and not copied: `make planner-tables PUBLISHED=FOLDER`.
+It writes data/planner_errors.json and data/published_runs.csv, and prints the tables of docs/planner.md.
 
 FOLDER holds the tables as their publishers print them, gathered by hand into CSV files; each name below is a
 file of it, and a set whose file is not there is left out. Nothing is fitted to them. What a table does not
@@ -8,7 +8,6 @@ print is said at each set: recompute is the least that fits, for a part of the l
 
 from __future__ import annotations
 
-import argparse
 import csv
 import itertools
 import json
@@ -20,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import ultra_scale
-from report import rows_of, save
+from tables import folder_of_tables, rows_of, show
 
 from three_axes.plan import (
     CLUSTERS,
@@ -371,13 +370,6 @@ def published_runs(name: str, runs: list[Run]) -> Iterator[normal.PublishedRun]:
         yield normal.PublishedRun(*what, *how, f"{run.printed:.5g}", off)
 
 
-def folder_of_tables(about: str) -> Path:
-    """What the command line gives."""
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--published", type=Path, required=True, help="the folder with the tables")
-    return parser.parse_args().published
-
-
 def main() -> None:
     folder = folder_of_tables(__doc__)
     done = {name: list(make(folder)) for name, (file, make) in SETS.items() if (folder / file).is_file()}
@@ -392,7 +384,7 @@ def main() -> None:
             shown = [f"{size:.1f} %" for size in (np.mean(off), np.median(off), np.percentile(off, 90))]
             rows.append([f"{name}, memory", str(len(off)), *shown, "", ""])
     columns = ["published set", *ultra_scale.ERRORS]
-    save("published", "The planner against published runs, seconds per step", columns, rows, *notes)
+    show("The planner against published runs, seconds per step", columns, rows, *notes)
     usual = []
     if (folder / ultra_scale.RUNS).is_file():
         usual = ultra_scale.tables(folder)
