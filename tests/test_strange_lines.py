@@ -63,7 +63,7 @@ NEVER |= {
 }
 
 SIZES = "num_hidden_layers hidden_size num_attention_heads vocab_size num_local_experts".split()
-SIZES += ["intermediate_size", "num_experts_per_tok"]
+SIZES += ["intermediate_size", "num_experts_per_tok", "num_key_value_heads"]
 SPEEDS = "flops achievable bandwidth memory".split()
 NEEDED = {*SIZES, *SPEEDS, "device", "ts"}
 DEVICE = dict.fromkeys([*SPEEDS, "fp8", "achievable_fp8"], 1e14) | {"name": NASTY, "assumed": True}

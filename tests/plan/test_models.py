@@ -172,7 +172,8 @@ GEMMA_2B = fields("""
         ({"positions": "abc"}, "positions must be a whole number"),
         ({"hidden_size": 10**400}, "holds a whole number of 401 digits: give one of at most 18"),
         (
-            {"model_type": "glm4_moe", "num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 3},
+            dict(model_type="glm4_moe", num_experts=8, num_experts_per_tok=2, decoder_sparse_step=3)
+            | dict(moe_intermediate_size=64, head_dim=128),
             "experts in each 3. layer, and 1 dense ones first",
         ),
         ({"model_type": "deepseek_v3", "n_routed_experts": 8, "moe_layer_freq": 2}, "moe_layer_freq is 2"),
@@ -184,7 +185,9 @@ GEMMA_2B = fields("""
         ),
         ({"model_type": "mixtral"}, "does not say count: none of num_local_experts"),
         (
-            {"model_type": "deepseek_v3", "n_routed_experts": 8, "num_experts_per_tok": 2},
+            dict(
+                model_type="deepseek_v3", n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=64
+            ),
             "does not say kv_rank",
         ),
         (
@@ -319,7 +322,7 @@ def test_decoders_that_are_usual_ones(read, config, printed):
 AIR = fields("""
     num_hidden_layers=46 hidden_size=4096 num_attention_heads=96 num_key_value_heads=8 vocab_size=151552
     model_type="glm4_moe" intermediate_size=10944 moe_intermediate_size=1408 n_routed_experts=128
-    num_experts_per_tok=8 attention_bias=true
+    num_experts_per_tok=8 attention_bias=true head_dim=128
 """)
 SMALL = dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, sliding_window=1024)
 
@@ -332,6 +335,83 @@ SMALL = dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, sl
 def test_what_a_file_leaves_out_is_as_transformers_has_it(config, params, read):
     """Printed sizes: 106 B, and 3.88 B without the part that sees."""
     assert read(config).params == pytest.approx(params, rel=1e-5)
+
+
+# As their cards have them: a file of each kind, from which keys are taken out.
+WHOLE = {
+    **{name: config for name, config in CONFIGS.items() if name != "llama-3-70b"},
+    "qwen3-8b": shape_of("qwen3", 36, 4096, 32, 8, 12288, 151936) | {"head_dim": 128},
+    "qwen2.5-7b": shape_of("qwen2", 28, 3584, 28, 4, 18944, 152064),
+    "mistral-7b": shape_of("mistral", 32, 4096, 32, 8, 14336, 32000) | {"sliding_window": 4096},
+    "gemma-7b": shape_of("gemma", 28, 3072, 16, 16, 24576, 256000) | {"head_dim": 256},
+    "gemma-2-2b": shape_of("gemma2", 26, 2304, 8, 4, 9216, 256000) | dict(head_dim=256, sliding_window=4096),
+    "smollm3-3b": shape_of("smollm3", 36, 2048, 16, 4, 11008, 128256) | {"tie_word_embeddings": True},
+    "glm-4.5-air": AIR,
+    "falcon-7b": fields("""
+        model_type="falcon" num_hidden_layers=32 hidden_size=4544 num_attention_heads=71 vocab_size=65024
+        multi_query=true new_decoder_architecture=false parallel_attn=true bias=false alibi=false
+    """),
+    "gpt2-xl": fields("""
+        model_type="gpt2" n_embd=1600 n_layer=48 n_head=25 vocab_size=50257 n_positions=1024
+    """),
+    "kimi-k2": KIMI,
+}
+# Where Transformers' class itself takes something else than the released file has.
+OTHERS = {
+    ("llama-4-maverick", "interleave_moe_layer_step"),
+    ("glm-4.5-air", "attention_bias"),
+    ("deepseek-v2-lite", "q_lora_rank"),
+    ("deepseek-v2-lite", "first_k_dense_replace"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_key_that_is_left_out_is_refused_or_makes_no_other_model(name, read):
+    """Each key in turn: the same model, what Transformers' class has, or a sentence; never a guess."""
+    config = WHOLE[name]
+    whole = read(config)
+    for key in config.keys() - {"model_type"}:
+        rest = {one: value for one, value in config.items() if one != key}
+        try:
+            same = read(rest) == whole
+        except ValueError as e:
+            assert "does not say" in str(e) or (name, key) in OTHERS, key
+        else:
+            assert same or (name, key) in OTHERS, key
+
+
+def test_one_that_no_class_has_is_refused_by_its_name(read):
+    for name, key in (
+        ("qwen3-30b-a3b", "head_dim"),
+        ("glm-4.5-air", "head_dim"),
+        ("kimi-k2", "q_lora_rank"),
+        ("kimi-k2", "n_shared_experts"),
+        ("deepseek-v3", "moe_intermediate_size"),
+        ("qwen3-8b", "intermediate_size"),
+    ):
+        with pytest.raises(ValueError, match=f"does not say {key}"):
+            read({one: value for one, value in WHOLE[name].items() if one != key})
+    with pytest.raises(ValueError, match="does not say intermediate_size"):
+        read(WHOLE["qwen3-8b"] | {"intermediate_size": None})
+
+
+def test_what_granite_4_and_phi_4_mini_have_besides_is_known(read):
+    """3.4 billion of Granite 4.0 Micro, 3.8 of Phi-4-mini are printed."""
+    phi = shape_of("phi3", 32, 3072, 24, 8, 8192, 200064) | dict(
+        tie_word_embeddings=True, sliding_window=262144
+    )
+    assert read(phi | dict(full_attn_mod=1, interpolate_factor=1)).params == 3_836_021_760
+    with pytest.raises(ValueError, match="full_attn_mod is not read"):
+        read(phi | dict(full_attn_mod=2))
+    granite = shape_of("granitemoehybrid", 40, 2560, 40, 8, 8192, 100352) | fields("""
+        shared_intermediate_size=8192 num_local_experts=0 num_experts_per_tok=0 mamba_d_state=256
+        normalization_function="rmsnorm" position_embedding_type="rope" tie_word_embeddings=true
+    """)
+    assert read(granite | {"layer_types": ["attention"] * 40}).params == 3_402_836_480
+    hybrid = {"layer_types": ["mamba", "attention"] * 20}
+    for others in (hybrid, {}, {"layer_types": ["attention"] * 40, "num_local_experts": 8}):
+        with pytest.raises(ValueError, match="recurrent layers"):
+            read(granite | others)
 
 
 @pytest.mark.parametrize(
@@ -355,8 +435,9 @@ GEMMA3_1B = fields("""
 def test_windows_and_norms_of_gemma_are_read(read):
     gemma = read(GEMMA3_1B)
     assert gemma.params == 999_885_952 and (gemma.window, gemma.windowed) == (512, 22)
-    qwen = LLAMA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}
-    assert read(qwen | {"max_window_layers": 28}).windowed == 4
+    qwen = LLAMA | dict(model_type="qwen2", num_key_value_heads=32, use_sliding_window=True)
+    assert read(qwen | {"sliding_window": 4096, "max_window_layers": 28}).windowed == 4
+    assert (read(qwen).window, read(qwen).windowed) == (4096, 4)  # as Transformers' class has it
     assert read(qwen | {"use_sliding_window": False}).window == 0
 
 

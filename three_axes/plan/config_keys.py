@@ -5,6 +5,8 @@ A key of neither kind is refused by `configs`, since the model may be another on
 
 from __future__ import annotations
 
+from typing import Any
+
 # our name -> what it is called in Hugging Face's configurations, and in our own files
 NAMES = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "layers"),
@@ -45,6 +47,7 @@ READ_OF = {
     "falcon": ("multi_query", "new_decoder_architecture", "parallel_attn", "alibi"),
     "glm4_moe": ("use_qk_norm",),
     "gpt2": ("n_positions", "max_position_embeddings"),
+    "granitemoehybrid": ("shared_intermediate_size", "num_local_experts", "num_experts_per_tok"),
     "llama4_text": (
         "intermediate_size_mlp",
         "no_rope_layers",
@@ -53,6 +56,65 @@ READ_OF = {
         "moe_layers",
     ),
 }
+# A key that a file leaves out -> what the configuration class of its model_type takes then (Transformers
+# 5.24.0, models/*/configuration_*.py). None: the class works it out from hidden size and heads. A key that is
+# asked for (`asked`) and is not in this table is refused by its name.
+_OF_HEADS: dict[str, Any] = dict(num_key_value_heads=None, head_dim=None)
+_OF_HIDDEN: dict[str, Any] = dict(_OF_HEADS, intermediate_size=None)
+_QWEN: dict[str, Any] = dict(sliding_window=4096, max_window_layers=28)
+_DEEPSEEK: dict[str, Any] = dict(_OF_HEADS, q_lora_rank=1536)
+ABSENT: dict[str, dict[str, Any]] = {
+    "llama": _OF_HEADS,
+    "mistral": dict(num_key_value_heads=8, head_dim=None, sliding_window=4096),
+    "phi3": _OF_HEADS,
+    "qwen2": dict(_QWEN, head_dim=None),
+    "qwen3": dict(_QWEN, head_dim=128),
+    "smollm3": dict(num_key_value_heads=4, head_dim=None),
+    "granite": _OF_HEADS,
+    "granitemoehybrid": _OF_HEADS,
+    "gemma": dict(num_key_value_heads=16, head_dim=256),
+    "gemma2": dict(num_key_value_heads=4, head_dim=256, sliding_window=4096),
+    "gemma3_text": dict(
+        vocab_size=262_208,
+        hidden_size=2304,
+        intermediate_size=9216,
+        num_hidden_layers=26,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        sliding_window=4096,
+    ),
+    "mixtral": dict(num_key_value_heads=8, head_dim=None),
+    "qwen2_moe": dict(_QWEN, head_dim=None),
+    "qwen3_moe": dict(num_key_value_heads=4, sliding_window=4096),
+    "deepseek_v2": dict(_DEEPSEEK, n_shared_experts=2, first_k_dense_replace=0),
+    "deepseek_v3": dict(_DEEPSEEK, n_shared_experts=1, first_k_dense_replace=3),
+    "kimi_k2": _OF_HEADS,  # its class comes with its files
+    "glm4_moe": dict(num_key_value_heads=8, first_k_dense_replace=1, n_shared_experts=1),
+    "llama4_text": dict(
+        num_key_value_heads=8, head_dim=128, intermediate_size_mlp=16384, attention_chunk_size=8192
+    ),
+    "gpt_oss": dict(num_key_value_heads=8, head_dim=64, sliding_window=128),
+    "gpt2": dict(_OF_HIDDEN, n_positions=1024),
+    "opt": dict(_OF_HEADS, max_position_embeddings=2048),
+    "gpt_neox": _OF_HEADS,
+    "bloom": _OF_HIDDEN,
+    "gptj": _OF_HIDDEN,
+    "falcon": dict(_OF_HIDDEN, multi_query=True),
+}
+
+
+def asked(kind: str, experts: bool, latent: bool) -> list[tuple[str, ...]]:
+    """Names of each key whose absence makes another model of this model_type: one of each must be there."""
+    names = [NAMES["kv_heads"], NAMES["ffn"], *[NAMES["head_dim"]] * (not latent)]
+    if experts:
+        apart = kind not in ("mixtral", "gpt_oss", "llama4_text")  # whose plain width is an expert's
+        names += [EXPERTS["ffn"][:1]] * apart
+        names += [SHARED] * (kind == "qwen2_moe")
+        names += [("n_shared_experts",), EXPERTS["dense_layers"]] * (latent or kind == "glm4_moe")
+    return names + [LATENT["q_rank"]] * latent
+
+
 # What changes neither a size nor a speed that is counted here: names, and beginnings and ends of names.
 HARMLESS = set(
     """
@@ -72,6 +134,10 @@ HARMLESS = set(
     repetition_penalty diversity_penalty chunk_size_feed_forward
     """.split()
 )
+HARMLESS_OF = {
+    "phi3": {"full_attn_mod": 1, "interpolate_factor": 1},  # Phi-4-mini's; its class reads neither
+    "granitemoehybrid": {"normalization_function": "rmsnorm", "position_embedding_type": "rope"},
+}
 BEGINS = (
     "rope_",
     "rotary",

@@ -12,17 +12,20 @@ from typing import Any
 from ..checks import check_fields, named, positive, read_object, whole
 from ..foreign import plain
 from .config_keys import (
+    ABSENT,
     BEGINS,
     ENDS,
     EVERY,
     EXPERTS,
     HARMLESS,
+    HARMLESS_OF,
     LATENT,
     NAMES,
     READ,
     READ_OF,
     READ_OF_EXPERTS,
     SHARED,
+    asked,
 )
 from .shape import Experts, Latent, ModelShape
 
@@ -34,8 +37,9 @@ _KINDS: dict[str, dict] = {
     "phi3": {},
     "qwen2": dict(qkv_biases=True),
     "qwen3": dict(qk_norm=True),
-    "smollm3": {},
+    "smollm3": dict(tied=True),
     "granite": {},
+    "granitemoehybrid": {},  # where all of its layers are attention's
     "gemma": dict(tied=True),
     "gemma2": dict(tied=True, norms=4),
     "gemma3_text": dict(tied=True, norms=4, qk_norm=True),
@@ -66,29 +70,16 @@ _WITH_EXPERTS = (
     "glm4_moe",
     "llama4_text",
 )
-# What Transformers (5.24.0) takes where a file does not say; GLM's head_dim is that of its released files
-_DEFAULTS = {
-    "gemma3_text": dict(
-        vocab_size=262_208,
-        hidden_size=2304,
-        intermediate_size=9216,
-        num_hidden_layers=26,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=256,
-        sliding_window=4096,
-    ),
-    "glm4_moe": dict(first_k_dense_replace=1, n_shared_experts=1, head_dim=128),
-}
 _ROUTER_BIAS = ("deepseek_v3", "kimi_k2", "gpt_oss", "glm4_moe")
 _WITH_LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 _RECURRENT = {
     **dict.fromkeys(("jamba", "mamba"), "Mamba"),
-    **dict.fromkeys(("mamba2", "nemotron_h", "falcon_h1", "bamba", "granitemoehybrid"), "Mamba-2"),
+    **dict.fromkeys(("mamba2", "nemotron_h", "falcon_h1", "bamba"), "Mamba-2"),
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear"), "gated delta networks"),
 }
 # Every so many layers one sees all, where the file does not say.
 _PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "llama4_text": 4}
+_ATTENTION = ("full_attention", "attention")  # of `layer_types`
 _WINDOWED = ("sliding_attention", "chunked_attention")  # of `layer_types`
 
 
@@ -114,9 +105,7 @@ def from_config(path: Path, parameters: float | None = None) -> ModelShape:
             ' feed-forward, or two) and "tied" (head and embedding one), each true or false, and give'
             " --parameters N, from the model card: the count is held against it"
         )
-    config = _DEFAULTS.get(kind, {}) | config
-    if kind == "llama4_text":
-        config = _usual_names(config)
+    config = _with_defaults(path, config, kind)
     known = dict(_KINDS.get(kind, {}))
     if kind == "glm4_moe":  # its attention_bias is that of queries, keys and values alone
         known |= dict(qkv_biases=bool(config.get("attention_bias")), qk_norm=bool(config.get("use_qk_norm")))
@@ -140,6 +129,29 @@ def from_config(path: Path, parameters: float | None = None) -> ModelShape:
         return model
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from None
+
+
+def _with_defaults(path: Path, config: dict, kind: str) -> dict:
+    """The file, with what Transformers takes for each key that it leaves out. Raises ValueError for a key
+    that is asked for, and has no default that is known here.
+    """
+    if kind not in _KINDS:
+        return config
+    aliases = [*NAMES.values(), *EXPERTS.values(), *LATENT.values()]
+    others = {one: names for names in aliases for one in names}
+    may_be_null = (*NAMES["kv_heads"], *LATENT["q_rank"])  # as many as heads; no short vector
+    there = lambda name: name in config and (name in may_be_null or config[name] is not None)
+    said = lambda key: any(map(there, others.get(key, (key,))))
+    config = config | {key: value for key, value in ABSENT[kind].items() if not said(key)}
+    if kind == "granitemoehybrid" and "shared_intermediate_size" in config:
+        config["intermediate_size"] = config["shared_intermediate_size"]
+    for names in asked(kind, kind in _WITH_EXPERTS, kind in _WITH_LATENT):
+        if not any(there(name) or ABSENT[kind].get(name, 0) is None for name in names):
+            raise ValueError(
+                f"{path} does not say {names[0]}, and another model would be read without it: take it from"
+                " the model's own config.json"
+            )
+    return _usual_names(config) if kind == "llama4_text" else config
 
 
 def _usual_names(config: dict) -> dict:
@@ -201,7 +213,7 @@ def _latent(path: Path, config: dict, kind: str) -> Latent | None:
 def _window(config: dict, kind: str, layers: int) -> tuple[int, int]:
     """(tokens that a windowed layer sees, how many layers have a window)."""
     size = config.get("sliding_window")
-    used = config.get("use_sliding_window", not kind.startswith(("qwen2", "qwen3")))
+    used = config.get("use_sliding_window", not kind.startswith(("qwen2", "qwen3", "smollm3")))
     if not size or used is False:
         return 0, 0
     whole("sliding_window", size)
@@ -237,9 +249,12 @@ def _refuse_unread(path: Path, config: dict, kind: str) -> None:
         read |= {*READ_OF_EXPERTS, *SHARED, *EVERY}
     if kind in _WITH_LATENT:
         read |= {alias for aliases in LATENT.values() for alias in aliases}
-    harmless = lambda key: key in HARMLESS or key.startswith(BEGINS) or key.endswith(ENDS)
+    begins = (*BEGINS, "mamba_") if kind == "granitemoehybrid" else BEGINS
+    harmless = lambda key: key in HARMLESS or key.startswith(begins) or key.endswith(ENDS)
     empty = lambda value: value is None or value is False or value in ([], {})
-    unread = [plain(k, 40) for k, v in config.items() if k not in read and not harmless(k) and not empty(v)]
+    of_kind = HARMLESS_OF.get(kind, {})
+    nothing = lambda key, value: harmless(key) or empty(value) or key in of_kind and of_kind[key] == value
+    unread = [plain(key, 40) for key, value in config.items() if key not in read and not nothing(key, value)]
     if not unread:
         return
     what = ", ".join(unread[:3])
@@ -261,18 +276,21 @@ def _refuse_other_layers(path: Path, config: dict, kind: str) -> None:
         raise ValueError(
             f"{path}: {kind} has recurrent layers ({_RECURRENT[kind]}), which are not priced here"
         )
+    kinds = config.get("layer_types")
+    if kind == "granitemoehybrid":
+        if config.get("num_local_experts", 8) or not isinstance(kinds, list) or set(kinds) - set(_ATTENTION):
+            raise ValueError(
+                f"{path}: {kind} is read where layer_types are all attention and num_local_experts is 0:"
+                " its others have recurrent layers (Mamba-2) or experts beside a shared part, which are not"
+                " priced here"
+            )
     own = ("attention_bias",) if kind in ("gpt_oss", "glm4_moe") else ()
     for name in ("attention_bias", "mlp_bias", "use_bias", "mlp_only_layers"):
         if config.get(name) and name not in own:
             raise ValueError(f"{path}: {name} is {config[name]!r}, which is not priced here")
     if config.get("moe_layer_freq", 1) not in (1, None):
         raise ValueError(f"{path}: moe_layer_freq is {config['moe_layer_freq']!r}, which is not priced here")
-    kinds = config.get("layer_types")
-    if (
-        strange := [k for k in kinds if k not in ("full_attention", *_WINDOWED)]
-        if isinstance(kinds, list)
-        else []
-    ):
+    if strange := [k for k in kinds if k not in (*_ATTENTION, *_WINDOWED)] if isinstance(kinds, list) else []:
         raise ValueError(f"{path}: layers of type {strange[0]!r} are not priced here")
     if config.get("word_embed_proj_dim") not in (None, config.get("hidden_size")):
         raise ValueError(
