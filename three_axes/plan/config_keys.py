@@ -134,7 +134,7 @@ HARMLESS = set(
     repetition_penalty diversity_penalty chunk_size_feed_forward
     """.split()
 )
-HARMLESS_OF = {
+HARMLESS_OF: dict[str, dict[str, Any]] = {
     "phi3": {"full_attn_mod": 1, "interpolate_factor": 1},  # Phi-4-mini's; its class reads neither
     "granitemoehybrid": {"normalization_function": "rmsnorm", "position_embedding_type": "rope"},
 }
