@@ -42,9 +42,8 @@ LAYOUT = "--dp=2 --tp=2 --pp=2 --microbatch=2 --zero=0 --shard=0 --schedule=gpip
 READ = "model.json cluster.json", "model.json --cluster=cluster.json"
 COMMANDS = {
     "plan": (READ[0], f"{READ[1]} --gpus=4 --batch=8", f"--gpus=4 {PLAN} {JOB}"),
-    "estimate": (*READ, f"{LAYOUT} {JOB}"),
+    "estimate": (*READ, f"{LAYOUT} {JOB} --measured=9s --gpus=8"),
     "estimate ": ("", "--microbatches=4 --pp=2", "--pp=4 --microbatches=8 --schedule=ZB-H1"),
-    "normal": (READ[0], f"{READ[1]} --gpus=8 --measured=1s", f"{LAYOUT.removeprefix('--dp=2 ')} {JOB}"),
     "explain": ("trace.json", "trace.json", ""),
     "class": ("class/a.json class/b.json", "collect class --csv=class.csv", ""),
 }
@@ -57,7 +56,7 @@ NEVER |= dict.fromkeys(("--zero", "--shard"), NO_COUNT[1:])
 NEVER |= {
     "--batch": [*NO_COUNT, "4Q"],
     "--train-tokens": [*NO_NUMBER, "0", "4Q"],
-    "--measured": [*NO_NAME, "0s", "nan s", "dp=1s", "tp 2 = 1 s", "1" * 400 + "s"],
+    "--measured": [*NO_NAME, "0s", "nan s", "dp=1s", "1" * 400 + "s"],
     "--why": [*NO_NAME, "0,1,1", "8,1", "1,1,1,1,1,1,1", "8,1,nan"],
     "--report": ["no/page.html", "."],
 }

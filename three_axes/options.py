@@ -13,7 +13,7 @@ from .plan.frameworks import FRAMEWORKS
 from .plan.job import PRECISIONS
 from .plan.layout import RECOMPUTE, Axes
 from .plan.models import MODELS
-from .sizing import SWITCHES, run_estimate, run_normal, run_plan
+from .sizing import SWITCHES, run_estimate, run_plan
 
 
 def _schedule(name: str) -> str:
@@ -54,7 +54,6 @@ def _axes(text: str) -> Axes:
 PLANNING = {
     "plan": (run_plan, "rank all layouts"),
     "estimate": (run_estimate, "seconds, memory, bytes, bubble of one layout"),
-    "normal": (run_normal, "is the speed that you measured normal"),
 }
 
 
@@ -66,7 +65,7 @@ def add_command(commands, name: str) -> None:
     if name == "plan":
         _plan(sub)
     else:
-        _layout(sub, name)
+        _layout(sub)
     sub.set_defaults(run=run, usual={action.dest: action.default for action in sub._actions})
 
 
@@ -89,6 +88,11 @@ def _job(sub: argparse.ArgumentParser, many: str | None) -> None:
     help = f"what no framework does by itself, of {', '.join(SWITCHES)}"
     several: dict[str, Any] = dict(nargs="+", choices=SWITCHES, metavar="ONE")
     sub.add_argument("--with", dest="switches", default=[], help=help, **several)
+    help = (
+        "what you measured, and of which layout: 4.1 s, 1,100 tokens/s or 450 [causal, hardware] TFLOP/s of"
+    )
+    help += " one GPU, or a line of a log. Other layouts than the estimated one take your source's bias out"
+    sub.add_argument("--measured", nargs="+", default=[], metavar="'dp 8 tp 4 pp 2 = 16.2 s'", help=help)
 
 
 def _plan(sub: argparse.ArgumentParser) -> None:
@@ -96,8 +100,6 @@ def _plan(sub: argparse.ArgumentParser) -> None:
     for axis in AXES:
         sub.add_argument(f"--{axis.name}", type=int, help=f"{axis.help}: this size only")
     sub.add_argument("--train-tokens", metavar="15T", help="in all: says GPU-hours and days")
-    help = "what you measured of some layouts of this job: takes your source's bias out of all figures"
-    sub.add_argument("--measured", nargs="+", metavar="'dp 8 tp 4 pp 2 = 16.2 s'", help=help)
     sub.add_argument("--report", metavar="FILE.html", help="write the page for the meeting")
     sub.add_argument("--flags", metavar="FRAMEWORK", help="print the best in its words")
     sub.add_argument("--why", type=_axes, metavar=f"{MUST}[,{MAY}]", help="why these sizes are not the best")
@@ -110,18 +112,13 @@ def _plan(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(option, nargs="+", type=kind, choices=known, metavar="ONE", help=help)
 
 
-def _layout(sub: argparse.ArgumentParser, name: str) -> None:
-    if name == "normal":
-        sub.add_argument("--gpus", type=int, required=True, help="of the run; --dp follows from them")
-        help = "4.1 s, 1,100 tokens/s or 450 [causal, hardware] TFLOP/s of one GPU, or a line of a log"
-        help += "; behind it what was measured of other layouts of yours, as for plan"
-        sub.add_argument("--measured", nargs="+", required=True, metavar="'4.1 s'", help=help)
-    else:
-        sub.add_argument("--microbatches", type=int, help="of a step, where no model is given")
-        sub.add_argument("--explain", action="store_true", help="formulas, and the numbers that went in")
+def _layout(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--gpus", type=int, help="in all; --dp follows from them where it is not given")
+    sub.add_argument("--microbatches", type=int, help="of a step, where no model is given")
+    sub.add_argument("--explain", action="store_true", help="formulas, and the numbers that went in")
     for axis in AXES:
-        if (axis.name, name) != ("dp", "normal"):
-            sub.add_argument(f"--{axis.name}", type=int, default=1, help=axis.help)
+        usual = None if axis.name == "dp" else 1
+        sub.add_argument(f"--{axis.name}", type=int, default=usual, help=axis.help)
     sub.add_argument("--interleave", type=int, default=1, help="chunks on each pipeline rank")
     sub.add_argument("--schedule", type=_schedule, choices=SCHEDULES, default="1F1B")
     sub.add_argument("--microbatch", type=int, default=1, help="sequences in a microbatch")

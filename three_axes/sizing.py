@@ -129,12 +129,12 @@ def run_plan(args) -> tuple[str, dict]:
     """All layouts of a job, ranked. Raises ValueError where none fits."""
     tokens = None if args.train_tokens is None else _number(args.train_tokens)
     job = job_of(args)
+    only = {axis: getattr(args, axis) for axis in Axes._fields}
     measured: dict[Layout, float] = {}
     if args.measured:
         from .plan.measured import of_your_source
 
-        job, measured = of_your_source(job, args.measured)
-    only = {axis: getattr(args, axis) for axis in Axes._fields}
+        job, measured = of_your_source(job, args.measured, **only)
     made = plan(job, gpus=args.gpus, measured=measured, **only)
     best, flips = made.estimate(), made.flips()
     priced: dict[str, Any] = {}
@@ -198,8 +198,15 @@ def _write(path: Path, text: str) -> None:
 
 
 def layout_of(args, job: Job) -> Layout:
-    """The layout that the arguments name."""
+    """The layout that the arguments name. dp is 1, or what the GPUs leave after tp, pp and cp. Raises
+    ValueError where the sizes do not multiply to the GPUs.
+    """
     chosen = {name: getattr(args, name) for name in (*Axes._fields, *CHOSEN)}
+    gpus = getattr(args, "gpus", None)
+    if chosen["dp"] is None:
+        for name in ("tp", "pp", "cp"):
+            whole(f"--{name}", chosen[name])
+        chosen["dp"] = max(1, gpus // (args.tp * args.pp * args.cp)) if gpus else 1
     recompute, _, some = args.recompute.partition(":")
     return job.framework.layout(
         **chosen, recompute=recompute, recomputed=int(some or 0), sequence_parallel=not args.no_sp
@@ -213,34 +220,20 @@ def run_estimate(args) -> tuple[str, dict]:
     if args.microbatches is not None:
         raise ValueError("microbatches follow from --batch, --dp and --microbatch where there is a model")
     job = job_of(args)
-    made = estimate(job, layout_of(args, job))
+    layout = layout_of(args, job)
+    job.check(layout, args.gpus)
+    beside = None
+    if args.measured:
+        from .plan.measured import of_this_layout
+
+        job, beside = of_this_layout(job, layout, args.measured)
+    made = estimate(job, layout)
     by_stage, bytes_ = _sent(made)
     more = {"memory_by_stage": made.stages, "bubble": made.time["bubble"] / made.step_seconds}
     tables = [repr(made.by_stage())] * (made.layout.pp > 1) + [repr(by_stage)]
-    text = made.text(args.explain, tables)
-    return text, {"inputs": _inputs(job), **_estimated(made), **more, "bytes": bytes_}
-
-
-def run_normal(args) -> tuple[str, dict]:
-    """A measured step beside its estimate. dp is what --gpus leaves after tp, pp and cp."""
-    from .plan.measured import of_your_source, read, step_seconds
-    from .plan.normal import Normal, that_fits
-
-    for name in ("gpus", "tp", "pp", "cp"):
-        whole(f"--{name}", getattr(args, name))
-    job, split = job_of(args), args.tp * args.pp * args.cp
-    if args.gpus % split:
-        raise ValueError(f"--gpus {args.gpus} is no multiple of tp · pp · cp = {split}")
-    args.dp = args.gpus // split
-    layout = layout_of(args, job)
-    said, value, unit = read(args.measured[0])
-    if said:
-        raise ValueError("--tp, --pp and the rest say the layout of the run: give --measured '4.1 s' first")
-    job, _ = of_your_source(job, args.measured[1:])
-    fits = that_fits(job, layout)
-    seconds = step_seconds(job, layout, value, unit)
-    made = Normal(fits, seconds, fits.layout != layout)
-    return made.text(), {"inputs": _inputs(job), **made.data(), "predicted": _estimated(made.estimate)}
+    text = "\n".join([made.text(args.explain, tables), *([str(beside)] if beside else [])])
+    more |= {"bytes": bytes_, "measured": beside and beside._asdict()}
+    return text, {"inputs": _inputs(job), **_estimated(made), **more}
 
 
 def _sent(e: Estimate) -> tuple[Table, dict]:

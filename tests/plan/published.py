@@ -1,5 +1,5 @@
 """The planner against published runs that may be read and not copied: `make planner-tables PUBLISHED=FOLDER`.
-It writes data/planner_errors.json and data/published_runs.csv, and prints the tables of docs/planner.md.
+It writes data/planner_errors.json, and prints the tables of docs/planner.md.
 
 FOLDER holds the tables as their publishers print them, gathered by hand into CSV files; each name below is a
 file of it, and a set whose file is not there is left out. Nothing is fitted to them. What a table does not
@@ -8,7 +8,6 @@ print is said at each set: recompute is the least that fits, for a part of the l
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import math
@@ -31,7 +30,6 @@ from three_axes.plan import (
     Layout,
     ModelShape,
     certainty,
-    normal,
     validation,
 )
 from three_axes.plan import validation_axes as folded
@@ -109,7 +107,7 @@ MOST = 200  # pairs of a kind whose differences are kept
 
 class Run(NamedTuple):
     """seconds: here. printed: theirs. memory: how far ours is off theirs, where that is printed. recomputed:
-    share of the layers that are computed twice. source: where one run is told from its set.
+    share of the layers that are computed twice.
     """
 
     seconds: float
@@ -118,7 +116,6 @@ class Run(NamedTuple):
     gpus: int
     memory: float | None = None
     recomputed: float = 0.0
-    source: str = ""
 
 
 def _first(text: str) -> str:
@@ -244,8 +241,7 @@ def mlperf(folder: Path, benchmark: str) -> Iterator[Run]:
         batch, s = int(r["gbs"]), int(r["seq"])
         job = Job(model, cluster, batch, s, framework, {"fp4": "nvfp4"}.get(precision, precision))
         guess, recomputed = seconds(job, layout, n)
-        source = f"MLPerf Training {r['round']}, {r['submitter']} {r['system']}"
-        yield Run(guess, float(r["step_s"]), job, n, recomputed=recomputed, source=source)
+        yield Run(guess, float(r["step_s"]), job, n, recomputed=recomputed)
 
 
 def weak_scaling(folder: Path) -> Iterator[Run]:
@@ -360,16 +356,6 @@ def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
         )
 
 
-def published_runs(name: str, runs: list[Run]) -> Iterator[normal.PublishedRun]:
-    """The runs that may be carried: papers' figures, and MLPerf's logs (Apache-2.0)."""
-    for run in runs:
-        job, model = run.job, run.job.model
-        params, off = f"{model.params / 1e9:.4g}", f"{math.log(run.printed / run.seconds):.3f}"
-        what = run.source or name, model.name, params, int(bool(model.experts)), run.gpus
-        how = job.cluster.device.name, job.precision, job.global_batch, job.seq_len
-        yield normal.PublishedRun(*what, *how, f"{run.printed:.5g}", off)
-
-
 def main() -> None:
     folder = folder_of_tables(__doc__)
     done = {name: list(make(folder)) for name, (file, make) in SETS.items() if (folder / file).is_file()}
@@ -394,11 +380,6 @@ def main() -> None:
     kept = [one for name, runs in every.items() for one in kinds(name, runs)]
     text = json.dumps(kept, separators=(",", ":")).replace("{", "\n{")
     (DATA / "planner_errors.json").write_text(text + "\n")
-    carried = {name: runs for name, runs in every.items() if name in papers or name.startswith("MLPerf")}
-    with open(DATA / "published_runs.csv", "w", newline="", encoding="utf-8") as f:
-        lines = csv.writer(f, lineterminator="\n")
-        lines.writerow(normal.PublishedRun._fields)
-        lines.writerows(one for name, runs in carried.items() for one in published_runs(name, runs))
 
 
 if __name__ == "__main__":

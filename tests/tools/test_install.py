@@ -144,8 +144,7 @@ def course(wheel, tmp_path_factory) -> Path:
 
 SIZING = {
     "plan": ("llama-3-8b --gpus 8 --batch 32", "best: "),
-    "estimate": ("llama-3-8b --dp 8 --batch 32 --explain", "cost_constants.json"),
-    "normal": ("llama-3-8b --gpus 8 --batch 32 --zero 3 --measured 9000tokens/s", "nearest published runs"),
+    "estimate": ("llama-3-8b --gpus 8 --batch 32 --explain --measured 9000tokens/s", "cost_constants.json"),
     "explain": ("TRACE", "compute"),
     "count": ("--help", "predicted beside counted"),  # the rest of these two needs PyTorch
     "verify": ("--help", "of the optimizer, then the job ends"),

@@ -51,7 +51,7 @@ class Lora:
         return f"{'4-bit ' * self.four_bit}LoRA {self.rank}{of}"
 
 
-FLOPS = ("whole", "causal", "hardware")  # what TFLOP/s count, as `normal` says
+FLOPS = ("whole", "causal", "hardware")  # what TFLOP/s count: see `measured.step_seconds`
 
 
 class Precision(NamedTuple):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from math import log
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..checks import positive
 from ..paper.axes import AXES
@@ -109,28 +109,76 @@ def _value(word: str) -> int | str:
     return int(word) if word.isdecimal() else known.get(word.lower(), word.lower())
 
 
-def of_your_source(job: Job, texts: Sequence[str]) -> tuple[Job, dict[Layout, float]]:
+class Beside(NamedTuple):
+    """A measured step beside the estimate of its layout. ratio: measured seconds over predicted ones. mfu: as
+    `Estimate.mfu`, of the dense FLOP/s that are printed for half precision. inside: whether the step lies in
+    the interval of the estimate, whose ends are low and high, in seconds.
+    """
+
+    step_seconds: float
+    ratio: float
+    mfu: float
+    inside: bool
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        where = "inside" if self.inside else "longer than" if self.ratio > 1 else "shorter than"
+        return (
+            f"measured: {self.step_seconds:.2f} s, {self.ratio:.2f} times what is predicted, MFU"
+            f" {self.mfu:.1%} (attention whole, dense FLOP/s); {where} the 80% interval"
+        )
+
+
+def of_this_layout(job: Job, layout: Layout, texts: Sequence[str]) -> tuple[Job, Beside | None]:
+    """(the job with the bias of your source's other layouts taken out, the measured step of this layout): a
+    text that says nothing of a layout is of this one. Raises ValueError where two are, and as
+    `of_your_source` does.
+    """
+    mine = [text for text in texts if not read(text)[0]]
+    if len(mine) > 1:
+        raise ValueError(f"{mine[0][:40]!r} and {mine[1][:40]!r} are both measured of {layout}: give one")
+    job, _ = of_your_source(job, [text for text in texts if text not in mine])
+    if not mine:
+        return job, None
+    seconds = _seconds(job, layout, mine[0], *read(mine[0])[1:])
+    made = estimate(job, layout)
+    ratio, sure = seconds / made.step_seconds, made.sure
+    low, high = (times * made.step_seconds for times in (sure.low, sure.high))
+    return job, Beside(seconds, ratio, made.mfu / ratio, low <= seconds <= high, low, high)
+
+
+def of_your_source(job: Job, texts: Sequence[str], **sizes: int | None) -> tuple[Job, dict[Layout, float]]:
     """(the job with their bias taken out of its predictions, layout -> seconds of a step) of runs of the same
-    job, each as `read` takes it. What is not said of a layout is as the planner would have it. Raises
-    ValueError, in a sentence, for a text without sizes and for a layout that cannot be.
+    job, each as `read` takes it. sizes: those of all these layouts, where a text does not say another. What
+    is not said of a layout is as the planner would have it. Raises ValueError, in a sentence, for a text
+    without sizes and for a layout that cannot be.
     """
     measured = {}
+    given = {axis: size for axis, size in sizes.items() if size is not None}
     for text in texts:
         said, value, unit = read(text)
+        said = given | said
         if not set(said) & set(SIZES):
             raise ValueError(f"{text[:60]!r} does not say its layout: 'dp 8 tp 4 pp 2 = 16.2 s'")
         layout = _filled(job, said)
-        measured[layout] = seconds = step_seconds(job, layout, value, unit)
-        if (share := mfu(job, layout, seconds)) > 1:
-            raise ValueError(
-                f"{text[:60]!r} cannot be: it is {share:.3g} times what GPUs can do. Is the number that of"
-                " one GPU, and are model, batch and sequence length the run's?"
-            )
+        measured[layout] = _seconds(job, layout, text, value, unit)
     errors = (log(s / estimate(job, layout).step_seconds) for layout, s in measured.items())
     return replace(job, measured=tuple(errors)), measured
 
 
-def mfu(job: Job, layout: Layout, seconds: float) -> float:
+def _seconds(job: Job, layout: Layout, text: str, value: float, unit: str) -> float:
+    """`step_seconds`. Raises ValueError for a step that is faster than GPUs can be."""
+    seconds = step_seconds(job, layout, value, unit)
+    if (share := _used(job, layout, seconds)) > 1:
+        raise ValueError(
+            f"{text[:60]!r} cannot be: it is {share:.3g} times what GPUs can do. Is the number that of one"
+            " GPU, and are model, batch and sequence length the run's?"
+        )
+    return seconds
+
+
+def _used(job: Job, layout: Layout, seconds: float) -> float:
     """Model FLOPs, attention's causal half, over the printed dense FLOP/s of the job's precision."""
     device, rate = job.cluster.device, find_precision(job.precision).rate
     peak = device.flops if rate == "bf16" else getattr(device, rate)
