@@ -322,7 +322,7 @@ def test_recompute_of_modules_frees_what_was_printed():
     job, layout = Job(V3, DGX, 8192, 4096, MEGATRON), Layout(dp=64, ep=64, recompute="modules")
     assert "--recompute-modules layernorm moe_act mla_up_proj" in flags("megatron-lm", job, layout)
     with pytest.raises(ValueError, match="recompute of modules"):
-        flags("deepspeed", job, layout)
+        flags("torchtitan", job, layout)
 
 
 def test_deepseek_v3_by_its_own_record():

@@ -198,12 +198,9 @@ NAMES = {
         parallelism.expert_parallel_degree parallelism.no-enable-sequence-parallel
         parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_first_stage_less_layers
         parallelism.pipeline_parallel_last_stage_less_layers parallelism.pipeline_parallel_layers_per_stage
-        parallelism.pipeline_parallel_microbatch_size parallelism.pipeline_parallel_schedule
-        parallelism.tensor_parallel_degree training.enable_cpu_offload training.global_batch_size
-        training.local_batch_size training.seq_len""",
-    "deepspeed": """autotp_size bf16 device enabled gradient_accumulation_steps
-        offload_optimizer overlap_comm stage tensor_parallel train_batch_size train_micro_batch_size_per_gpu
-        zero_optimization""",
+        parallelism.num_pp_microbatches parallelism.pipeline_parallel_schedule
+        parallelism.tensor_parallel_degree training.enable_cpu_offload training.max_context_length
+        training.num_tokens_per_microbatch_per_dp_rank training.num_tokens_per_train_step""",
     "accelerate": """compute_environment distributed_type fsdp_activation_checkpointing
         fsdp_auto_wrap_policy fsdp_config fsdp_offload_params fsdp_reshard_after_forward
         fsdp_state_dict_type fsdp_version machine_rank main_process_ip main_process_port
@@ -211,12 +208,7 @@ NAMES = {
         parallelism_config_dp_replicate_size parallelism_config_dp_shard_size
         parallelism_config_tp_size""",
 }
-PATTERNS = {
-    "megatron-lm": r"--([\w.-]+)",
-    "torchtitan": r"--([\w.-]+)",
-    "deepspeed": r'"(\w+)":',
-    "accelerate": r"(?m)^ *(\w+):",
-}
+PATTERNS = {"megatron-lm": r"--([\w.-]+)", "torchtitan": r"--([\w.-]+)", "accelerate": r"(?m)^ *(\w+):"}
 
 
 def _every_case():
@@ -235,8 +227,6 @@ def _every_case():
     )
     titan = replace(JOB, framework=replace(TITAN, offload=True))
     yield "torchtitan", titan, Layout(dp=4, tp=2, pp=4, zero=3, sequence_parallel=False, recompute="per-op")
-    speed = replace(JOB, framework=replace(FRAMEWORKS["deepspeed"], offload=True))
-    yield "deepspeed", speed, Layout(dp=4, tp=2, zero=2)
     yield "accelerate", replace(JOB, framework=TITAN), Layout(dp=8, tp=2, zero=3, recompute="full")
 
 
@@ -252,7 +242,8 @@ def test_accelerate_takes_its_file_and_others_are_told_what_stands_beside(tmp_pa
     from accelerate.commands.config.config_args import load_config_from_file
 
     job = replace(JOB, framework=TITAN)
-    file, beside = flags("accelerate", job, Layout(dp=8, tp=2, zero=3)).split("\n\n")
+    file, beside, source = flags("accelerate", job, Layout(dp=8, tp=2, zero=3)).split("\n\n")
+    assert re.search("as read in huggingface/accelerate at [0-9a-f]{7} ", source)
     (tmp_path / "job.yaml").write_text(file)
     read = load_config_from_file(str(tmp_path / "job.yaml"))
     assert (read.num_processes, read.num_machines, read.main_process_port) == (16, 2, 29500)
@@ -264,6 +255,16 @@ def test_accelerate_takes_its_file_and_others_are_told_what_stands_beside(tmp_pa
     assert queue not in flags("megatron-lm", JOB, Layout(dp=8))
     b200 = replace(JOB, cluster=CLUSTERS["dgx-b200"])
     assert queue not in flags("megatron-lm", b200, Layout(dp=4, tp=2)), "Blackwell needs none"
+
+
+def test_torchtitan_counts_tokens():
+    """Of a microbatch on a rank, of a step, and how many microbatches go through its pipeline."""
+    job, layout = replace(JOB, framework=TITAN), Layout(dp=4, pp=2, microbatch=2, zero=3)
+    text = flags("torchtitan", job, layout)
+    number = lambda name: int(re.search(rf"--\S+\.{name} (\d+)", text)[1])
+    of_one, many = number("num_tokens_per_microbatch_per_dp_rank"), number("num_pp_microbatches")
+    assert of_one == 2 * job.seq_len and of_one * many * layout.dp == number("num_tokens_per_train_step")
+    assert number("num_tokens_per_train_step") == job.global_batch * job.seq_len
 
 
 def test_flags_multiply_out():
@@ -292,12 +293,9 @@ def test_flags_multiply_out():
         ("megatron-lm", {}, Layout(dp=8, recompute="per-op"), "per-op recompute"),
         ("torchtitan", {}, Layout(dp=8, zero=1), "ZeRO-1"),
         ("torchtitan", {"precision": "fp8"}, Layout(dp=8, zero=3), "fp8"),
-        ("deepspeed", {}, Layout(dp=2, pp=4), "a pipeline"),
-        ("deepspeed", {}, Layout(dp=4, cp=2), "context parallelism"),
-        ("deepspeed", {}, Layout(dp=8, zero=3, shard=4), "MiCS was taken out"),
         ("accelerate", {}, Layout(dp=8, zero=1), "ZeRO-1"),
         ("accelerate", {}, Layout(dp=2, pp=4), "a pipeline"),
-        ("fairseq", {}, Layout(dp=8), "flags are known of megatron"),
+        ("deepspeed", {}, Layout(dp=8), "flags are known of megatron"),
         ("megatron-lm", {}, Layout(dp=8, tp=3), "does not divide"),
     ],
 )

@@ -1,24 +1,23 @@
 """A layout in the words of a framework: its own flags, or its configuration file.
 
-Every name was read in November 2026, in the source that `SOURCES` names. What a framework cannot do, or not
-by a flag, is refused by name.
+Every name was read in the source that `SOURCES` names, and the text ends with that. What a framework cannot
+do, or not by a flag, is refused by name.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from .frameworks import ALIASES
 from .job import Job
 from .layout import ORDER, Layout
 
+# framework -> repository, commit and date of the source where its names were read, and the files
 SOURCES = {
-    "megatron-lm": "Megatron-LM, core 0.16.1 (March 2026) and megatron/training/arguments.py",
-    "torchtitan": "torchtitan 0.3.0 (September 2026), config/, activation_checkpoint.py",
-    "deepspeed": "DeepSpeed after its commit 71d316d60 (September 2026), runtime/zero/config.py",
-    "accelerate": "Accelerate 1.15.0 (September 2026), config_args.py, parallelism_config.py",
+    "megatron-lm": "NVIDIA/Megatron-LM at d98e8a6 (22 August 2026), megatron/training/arguments.py",
+    "torchtitan": "pytorch/torchtitan at b5bcd76 (21 August 2026), config/configs.py, trainer.py,"
+    " distributed/activation_checkpoint.py",
+    "accelerate": "huggingface/accelerate at 16cb6eb (24 July 2026), config_args.py, parallelism_config.py",
 }
 SAID = ("dp", "tp", "pp", "cp", "ep", "etp")  # axes that a framework has words for, or that are refused below
 FP8 = {"fp8": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise", "mxfp8": "mxfp8"}
@@ -39,9 +38,8 @@ def flags(framework: str, job: Job, layout: Layout) -> str:
         "recompute of modules": layout.recompute == "modules",
     }
     _refuse(framework, some if framework != "megatron-lm" else {})
-    makers = {"megatron-lm": _megatron, "torchtitan": _torchtitan}
-    makers |= {"deepspeed": _deepspeed, "accelerate": _accelerate}
-    return makers[framework](job, layout)
+    makers = {"megatron-lm": _megatron, "torchtitan": _torchtitan, "accelerate": _accelerate}
+    return f"{makers[framework](job, layout)}\n\nas read in {SOURCES[framework]}"
 
 
 def _refuse(framework: str, unable: Mapping[str, object]) -> None:
@@ -151,10 +149,9 @@ def _torchtitan(job: Job, layout: Layout) -> str:
     shard = max(1, (layout.shard or layout.replicas) // layout.cp) if layout.zero == 3 else 1
     recompute = {"none": "none", "per-op": "selective", "full": "full"}[layout.recompute]
     given = {
-        # In a pipeline the local batch is that of a whole step, cut into microbatches.
-        "training.local_batch_size": job.global_batch // layout.dp if p > 1 else layout.microbatch,
-        "training.global_batch_size": job.global_batch,
-        "training.seq_len": job.seq_len,
+        "training.num_tokens_per_microbatch_per_dp_rank": layout.microbatch * job.seq_len,
+        "training.num_tokens_per_train_step": job.global_batch * job.seq_len,
+        "training.max_context_length": job.seq_len,
         "parallelism.data_parallel_replicate_degree": layout.dp // shard,
         "parallelism.data_parallel_shard_degree": shard,
         "parallelism.tensor_parallel_degree": layout.tp,
@@ -165,7 +162,8 @@ def _torchtitan(job: Job, layout: Layout) -> str:
         given |= {
             "parallelism.pipeline_parallel_degree": p,
             "parallelism.pipeline_parallel_schedule": SCHEDULES[layout.schedule],
-            "parallelism.pipeline_parallel_microbatch_size": layout.microbatch,
+            # All of a step: what is not in the pipeline's is accumulated.
+            "parallelism.num_pp_microbatches": job.microbatches(layout),
             "parallelism.pipeline_parallel_layers_per_stage": (layers + 2 * less) // stages,
             "parallelism.pipeline_parallel_first_stage_less_layers": less,
             "parallelism.pipeline_parallel_last_stage_less_layers": less,
@@ -176,37 +174,6 @@ def _torchtitan(job: Job, layout: Layout) -> str:
     switches.append(f"activation-checkpoint:{recompute}")  # a choice of its parser, behind all flags
     behind = "\n\nbehind --module and --config, which name the model"
     return " \\\n".join([*(f"--{name} {value}" for name, value in given.items()), *switches]) + behind
-
-
-def _deepspeed(job: Job, layout: Layout) -> str:
-    f = job.framework
-    _refuse(
-        "DeepSpeed's configuration file",
-        {
-            "a pipeline, which is built in code (PipelineModule)": layout.pp > 1,
-            "context parallelism, which is built in code (Ulysses)": layout.cp > 1,
-            "experts' parallelism, which is built in code (deepspeed.moe)": layout.ep * layout.etp > 1,
-            "a shard smaller than all replicas (MiCS was taken out in September 2026)": layout.shard > 0,
-            "8-bit Adam": f.eight_bit,
-            "a loss in chunks": f.loss_chunks > 1,
-            f"{job.precision} products": job.precision != "bf16",
-        },
-    )
-    zero: dict[str, Any] = {"stage": int(layout.zero)}
-    if layout.zero:
-        zero["overlap_comm"] = "gradients" in f.hides
-    if f.offload:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    given = {
-        "train_batch_size": job.global_batch,
-        "train_micro_batch_size_per_gpu": int(layout.microbatch),
-        "gradient_accumulation_steps": int(job.microbatches(layout)),
-        "bf16": {"enabled": True},
-        "zero_optimization": zero,
-    }
-    if layout.tp > 1:
-        given["tensor_parallel"] = {"autotp_size": int(layout.tp)}
-    return json.dumps(given, indent=2) + _beside(job, layout)
 
 
 def _accelerate(job: Job, layout: Layout) -> str:
