@@ -171,7 +171,7 @@ def run_plan(args) -> tuple[str, dict]:
     refused = f"; {len(made.impossible)} sizes cannot be, and --json has the reason of each"
     out += ["", f"--why 4,8,2 says why not DP 4, TP 8, PP 2{refused * bool(made.impossible)}."]
     return "\n".join(out), {
-        "inputs": _inputs(made.job) | {"gpus": made.gpus, "headroom": made.headroom},
+        "inputs": _inputs(made.job) | {"gpus": made.gpus},
         "layouts": made.looked_at,
         "fit": len(made.ranked),
         "tight": len(made.tight),

@@ -76,8 +76,8 @@ class Defence:
         e, device = self.estimate, self.job.cluster.device
         most = sorted(e.memory.items(), key=lambda kind: -kind[1])[:2]
         stage = f" of stage {e.stage}" if self.layout.pp > 1 else ""
-        left = f"{human(e.free)} are left" if e.fits else f"{human(-e.free)} too much"
-        close = ", which is within the error of this prediction" if e.tight else ""
+        left = f"{human(e.free)} are left" if e.free >= 0 else f"{human(-e.free)} too much"
+        close = ", and the allocator may reserve more than that besides" if e.tight else ""
         close += ", so it does not run" * (not e.fits and not e.tight)
         return (
             f"{human(e.memory_bytes)} on a GPU{stage}, most of it {most[0][0]} ({human(most[0][1])}) and"
@@ -163,7 +163,7 @@ class Defence:
                 f"It does not fit; the fastest that does is {best.layout}, with {best.seconds:.2f} s a step."
             )
         if ahead <= 0:
-            return f"It is then faster than {best.layout}, the fastest that keeps more memory free."
+            return f"It is then faster than {best.layout}, the fastest that fits."
         return f"Then the fastest is {best.layout}, {ahead:.1%} ahead of this one."
 
     @cached_property

@@ -242,8 +242,8 @@ def test_what_is_said_aloud(output_of):
     assert f"take {hours} GPU-hours" in fewer and "does not fit" not in out
     assert "one GPU would be as fast" in output_of("plan toy --gpus 8 --batch 8 --seq 64")
     assert "one GPU" not in out and "--grad-reduce-in-bf16" not in output_of(LARGE)
-    assert "With half of the 16 GPUs it does not fit." in output_of(
-        "plan llama-3-70b --gpus 16 --batch 64 --train-tokens 1T --framework torchtitan"
+    assert "With half of the 32 GPUs it does not fit." in output_of(
+        "plan llama-3-70b --gpus 32 --batch 64 --train-tokens 1T --framework torchtitan"
     )
 
 

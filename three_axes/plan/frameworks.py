@@ -111,6 +111,9 @@ class Framework:
     weighs_early: bool = True
     once_a_node: bool = False
     imbalance: float = 1.0
+    # What PyTorch's allocator reserves, in units of what is allocated at the most, by public logs.
+    # Megatron-LM's since 2024 print 1.01 to 1.13, the largest in its pull request 5662 (July 2026).
+    reserves: float = 1.13
     # Switches, which no framework has on by itself. eight_bit: Adam's two states in a byte each. offload:
     # master copy and states lie in the host's memory, and its processors step. loss_chunks: the head and its
     # loss take so many parts of a microbatch, one after the other.
@@ -140,6 +143,7 @@ class Framework:
         whole("most_chunks", self.most_chunks)
         positive("imbalance", self.imbalance, least=1.0, unit="shares of the mean")
         positive("launch_seconds", self.launch_seconds, zero=True, most=1.0, unit="seconds")
+        positive("reserves", self.reserves, least=1.0, most=10.0, unit="times what is allocated")
         positive("computing", self.computing, most=1.0, unit="of the processors")
         for field, known in (
             ("schedules", tuple(SCHEDULES)),
@@ -237,6 +241,10 @@ FRAMEWORKS: dict[str, Framework] = {
             fused_sums=False,
             regathers=False,
             splits_sends=False,
+            # Seven of PyTorch's FSDP, peak reserved over peak active: 1.07 to 1.35, median 1.26
+            # (llama-cookbook, pull requests 41, 165 and 650, issue 120). Less with expandable segments, which
+            # its own script sets.
+            reserves=1.26,
             zeros=(3,),
             zeros_in_pipeline=(3,),
             recomputes=("none", "per-op", "full"),
@@ -248,6 +256,9 @@ FRAMEWORKS: dict[str, Framework] = {
             " engine.py (gradients in the model's type), zero/stage_1_and_2.py (ZeRO-2 reduces in every"
             " microbatch; all-reduce for a bucket; weights gathered after the step); with overlap_comm",
             reduces_whole=True,
+            # Eight models under PyTorch's allocator leave 15 % of what is reserved unused (Guo et al. 2024,
+            # GMLake).
+            reserves=1.18,
             flat_bucket=5e8,
             live=1e9,
             context="heads",

@@ -81,7 +81,7 @@ def what_it_stops(e: Estimate) -> str:
     hours = e.job.cluster.gpu_hours_between_interruptions
     who = f"All {ranks:,}: every step needs each of them" if ranks > 1 else "The only one there is"
     smaller = "nothing can go on"
-    if less and less.fits:
+    if less and less.free >= 0:
         smaller = f"DP {less.layout.dp} could go on, on {less.layout.ranks:,} GPUs"
     elif less:
         smaller += f": DP {less.layout.dp} would need {human(less.memory_bytes)} on a GPU"

@@ -10,7 +10,7 @@ from .interruptions import RESTART, in_words, interruptions
 from .job import CHANGES
 from .layout import Layout
 from .planner import Plan, plan
-from .step import HEADROOM, Estimate, estimate
+from .step import Estimate, estimate
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, Table 3, where the reader does not say how many tokens
 
@@ -69,7 +69,7 @@ class Proposal:
         """The recommendation; then what speaks for and against this layout beside the fastest that fits."""
         mine, of = self.mine, self.of
         if not of.ranked:
-            return "No layout fits with room to spare: take more GPUs, a smaller model or shorter sequences."
+            return "No layout fits: take more GPUs, a smaller model or shorter sequences."
         best, apart = of.estimate(of.best), of.sure.apart
         behind = mine.step_seconds / best.step_seconds - 1
         if not (mine.fits or mine.tight):
@@ -79,12 +79,12 @@ class Proposal:
             )
         if mine.tight:
             head = (
-                f"Try it first: whether it fits is within the error of the prediction. Of those that keep"
-                f" {HEADROOM:.0%} free, {best.layout} is the fastest, with {best.step_seconds:.2f} s a step"
-                f" and not {mine.step_seconds:.2f}."
+                "Try it first: it fits only if PyTorch's allocator reserves less than usual. Of those that"
+                f" fit, {best.layout} is the fastest, with {best.step_seconds:.2f} s a step and not"
+                f" {mine.step_seconds:.2f}."
             )
         elif mine.layout.axes == best.layout.axes and behind <= apart:
-            head = "Take it: of those that fit with room to spare, no other sizes are faster."
+            head = "Take it: of those that fit, no other sizes are faster."
         elif behind <= apart:
             head = (
                 f"It may be taken: the fastest, {best.layout}, is {max(0.0, behind):.1%} ahead."
@@ -99,12 +99,8 @@ class Proposal:
             return head
         good: list[str] = []
         bad: list[str] = []
-        free = (
-            f"{human(mine.free)} of memory free"
-            if mine.fits
-            else f"{human(-mine.free)} too much by prediction"
-        )
-        (good if mine.free > best.free else bad).append(f"{free} and not {human(best.free)}")
+        free = f"{human(mine.free)} of memory free and not {human(best.free)}"
+        (good if mine.free > best.free else bad).append(free)
         here, there = lost_with_half_the_network(mine), lost_with_half_the_network(best)
         if abs(here - there) >= 0.001:
             (good if here < there else bad).append(f"half the network costs {here:.1%} and not {there:.1%}")
@@ -142,7 +138,10 @@ class Proposal:
                 rows[name] = other
         listed = []
         for name, e in rows.items():
-            free, lost = human(e.free) if e.fits else "does not fit", f"{lost_with_half_the_network(e):.1%}"
+            free, lost = (
+                human(e.free) if e.free >= 0 else "does not fit",
+                f"{lost_with_half_the_network(e):.1%}",
+            )
             took, needed = f"{e.step_seconds:.2f} s", ", ".join(needs(e.layout)) or "nothing"
             listed.append([name, str(e.layout.axes), took, free, lost, needed])
         return Table(["", "sizes", "step", "free on a GPU", "half the network costs", "needs"], listed)
@@ -161,7 +160,7 @@ class Proposal:
                     rows.append([what, f"× {factor:g}", "", f"cannot be: {e}"])
                     continue
                 best = then.best if then.ranked else None
-                stands = "does not fit" if not here.fits else "fits"
+                stands = "fits" if here.fits else "tight" if here.tight else "does not fit"
                 if best and here.fits:
                     stands = f"{max(0.0, here.step_seconds / best.seconds - 1):.1%} behind"
                 rows.append([what, f"× {factor:g}", str(best.layout) if best else "none fits", stands])

@@ -35,7 +35,7 @@ BYTES_PER_PARAMETER = {
     "8-bit Adam": {"weights": 2, "gradients": 2, "optimizer": 6},  # 10: master copy, m and v of one byte each
 }
 
-OVERHEAD = 2e9  # bytes: the CUDA context, communicators, the allocator's slack
+OVERHEAD = 2e9  # bytes: the CUDA context and communicators, assumed
 AGAIN = ("modules", "per-op", "full")  # policies under which a layer is whole again in its backward
 SCORE_BYTES = 4  # for each of the vocabulary's scores, in float32
 # More of them, one by one: half-precision ones, softmax and its gradient in float32; a split loss one more.
@@ -56,6 +56,13 @@ def states(
         "gradients": gradients * params / shares(2),
         "optimizer": optimizer * params / shares(1),
     }
+
+
+def room(job: Job) -> float:
+    """Bytes on a GPU up to which a layout fits: its allocator reserves more than is allocated, beside what
+    the context takes. What is larger, and no larger than the GPU, is tight.
+    """
+    return (job.cluster.device.memory - OVERHEAD) / job.framework.reserves + OVERHEAD
 
 
 def stage_params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool = True):

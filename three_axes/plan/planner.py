@@ -17,14 +17,15 @@ from .candidates import Candidate, Candidates
 from .certainty import Sure, sure
 from .job import CHANGES, Job
 from .layout import Axes, Layout
+from .memory import room
 from .space import Space
-from .step import HEADROOM, OVER, Estimate, estimate
+from .step import Estimate, estimate
 
 
 @dataclass(eq=False, repr=False)
 class Plan:
-    """All layouts of a job on so many GPUs. `ranked`: those that fit with some headroom, fastest first.
-    `tight`: those of which the prediction cannot tell whether they fit, fastest first. `too_large`: the rest,
+    """All layouts of a job on so many GPUs. `ranked`: those that fit, fastest first. `tight`: those
+    that fit only if the allocator reserves less than usual, fastest first. `too_large`: the rest,
     with the least first. `space`: all that was looked at. `measured`: layouts whose seconds of a step are
     known."""
 
@@ -33,7 +34,6 @@ class Plan:
     ranked: Candidates
     tight: Candidates
     too_large: Candidates
-    headroom: float
     measured: dict[Layout, float] = field(default_factory=dict)
 
     @property
@@ -54,11 +54,11 @@ class Plan:
     @property
     def options(self) -> dict:
         """What `plan` was told beside the job and the GPUs."""
-        return {"headroom": self.headroom, **self.space.only}
+        return dict(self.space.only)
 
     @property
     def best(self) -> Candidate:
-        """The fastest with enough headroom. Raises ValueError where none has: why, and what would help."""
+        """The fastest that fits. Raises ValueError where none does: why, and what would help."""
         if self.ranked:
             return self.ranked[0]
         device, model = self.job.cluster.device, self.job.model.name
@@ -72,8 +72,8 @@ class Plan:
         if self.tight:
             raise ValueError(
                 f"{model} is tight on {self.gpus} × {device.name}: {self.tight[0].layout}, the fastest, needs"
-                f" {human(self.tight[0].memory)} of {human(device.memory)}, which is within the error of the"
-                f" prediction. Try it{tried}"
+                f" {human(self.tight[0].memory)} of {human(device.memory)} without what the allocator"
+                f" reserves besides. Try it{tried}"
             )
         raise ValueError(
             f"{model} does not fit {self.gpus} × {device.name} of {human(device.memory)}; the smallest needs"
@@ -121,7 +121,7 @@ class Plan:
         if tight := next((row for row in self.tight if row.axes == axes), None):
             return (
                 f"it would leave too little: {tight.layout} needs {human(tight.memory)} of"
-                f" {human(device.memory)}, within the error of the prediction; it would take"
+                f" {human(device.memory)} without what the allocator reserves besides; it would take"
                 f" {tight.seconds:.2f} s"
             )
         if large := next((row for row in self.too_large if row.axes == axes), None):
@@ -160,7 +160,7 @@ class Plan:
         weights = self.job.model.params * self.job.framework.weight_bytes
         if self.gpus == 1 or weights > self.job.cluster.device.memory or self.space.only:
             return ""
-        one = plan(self.job, gpus=1, headroom=self.headroom)
+        one = plan(self.job, gpus=1)
         if not one.ranked or one.best.seconds > self.best.seconds:
             return ""
         return f"one GPU would be as fast: {one.best.seconds:.3f} s with {one.best.layout}"
@@ -183,7 +183,7 @@ class Plan:
         except ValueError:
             return None
         space = self.space if self.space.serves(job) else Space(job, self.gpus, self.space.only)
-        return _ranked(job, space, self.headroom, {})
+        return _ranked(job, space, {})
 
     def table(self, rows: int = 10) -> Table:
         """The best of each sizes; no rows where nothing fits."""
@@ -207,24 +207,20 @@ class Plan:
         return repr(self.table())
 
 
-def plan(
-    job: Job, *, gpus: int, headroom: float = HEADROOM, measured: Mapping[Layout, float] | None = None, **only
-) -> Plan:
+def plan(job: Job, *, gpus: int, measured: Mapping[Layout, float] | None = None, **only) -> Plan:
     """Every layout of a job on `gpus` GPUs that its framework offers: all dp·tp·pp, microbatches, schedules,
     interleavings, ZeRO stages, recompute, SP.
 
-    headroom: the share of a GPU's memory to keep free. measured: layouts whose seconds are known, as
+    measured: layouts whose seconds are known, as
     `measured.of_your_source` has them with the job. only: sizes of axes that are given, tp=8 say. With a
     fused attention 'selective' recompute is as 'none', and is looked at where it alone is asked for.
     Raises ValueError for numbers that make no sense. A plan without a layout that fits has an empty `ranked`.
     """
     whole("gpus", gpus, 1, 10**7)
-    if not 0 <= headroom < 1:
-        raise ValueError(f"headroom is a share of a GPU's memory, 0.1 say, not {headroom!r}")
     only = {axis: size for axis, size in only.items() if size is not None}
     for axis, size in only.items():
         whole(axis, size)
-    return _ranked(job, Space(job, gpus, only), headroom, dict(measured or {}))
+    return _ranked(job, Space(job, gpus, only), dict(measured or {}))
 
 
 def _off(job: Job, measured: Mapping[Layout, float]) -> dict[Axes, float]:
@@ -232,23 +228,17 @@ def _off(job: Job, measured: Mapping[Layout, float]) -> dict[Axes, float]:
     return {at.axes: seconds / estimate(job, at).step_seconds for at, seconds in measured.items()}
 
 
-def _ranked(job: Job, space: Space, headroom: float, measured: dict[Layout, float]) -> Plan:
-    room = job.cluster.device.memory
+def _ranked(job: Job, space: Space, measured: dict[Layout, float]) -> Plan:
+    most = room(job)
     every = space.timed(job)
     factor = sure(job).factor
-    every = np.concatenate([every, space.partly(job, every, (1 - headroom) * room)])
+    every = np.concatenate([every, space.partly(job, every, most)])
     every["seconds"] *= factor
     for axes, times in _off(job, measured).items():
         same = [every[axis] == size for axis, size in axes._asdict().items()]
         every["seconds"][np.all(same, axis=0)] *= times
-    fits, over = every["memory"] <= (1 - headroom) * room, every["memory"] > (1 + OVER) * room
+    fits, over = every["memory"] <= most, every["memory"] > job.cluster.device.memory
     pick = lambda by, keep: Candidates(every, space.names, job.framework, by, keep)
     return Plan(
-        job,
-        space,
-        pick("seconds", fits),
-        pick("seconds", ~fits & ~over),
-        pick("memory", over),
-        headroom,
-        measured,
+        job, space, pick("seconds", fits), pick("seconds", ~fits & ~over), pick("memory", over), measured
     )

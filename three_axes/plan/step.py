@@ -15,15 +15,12 @@ from .certainty import Sure, sure
 from .cost import FORMULAS, constants, step_terms
 from .job import Job
 from .layout import Layout
-from .memory import fullest, stages_memory
+from .memory import fullest, room, stages_memory
 from .shape import ModelShape
 
 WIDE = 28  # letters of a bar
 NODES = 8  # whose network is taken as it is printed
 WORTH_SAYING = 0.05  # of a step
-# What a prediction of memory misses by (published runs, docs/planner.md); kept free if nothing is asked.
-HEADROOM = 0.1
-OVER = 0.15  # what is predicted to be larger than a GPU by less than that may fit it
 HELD = {
     "weights": "2 bytes a parameter of the stage, /t (/d with ZeRO-3; 4 where it is the float32 one)",
     "gradients": "2 or 4 bytes a parameter (2 more where buckets hold copies), /t (/d from ZeRO-2 on)",
@@ -36,7 +33,7 @@ HELD = {
     "float32 gradients": "4 or 6 bytes a parameter /t /d in the step, where activations were",
     "narrow weights": "two copies of each matrix of a layer, a byte a number and its scales, /t",
     "widened weights": "2 bytes a number of the widest frozen matrix, /t",
-    "overhead": "context, communicators, the allocator's slack: assumed",
+    "overhead": "context and communicators: assumed",
 }
 
 
@@ -114,14 +111,13 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest GPU has enough memory; no headroom is kept."""
-        return self.free >= 0
+        """Whether the fullest GPU has room for what its allocator reserves: see `memory.room`."""
+        return self.memory_bytes <= room(self.job)
 
     @property
     def tight(self) -> bool:
-        """Whether the prediction does not tell if it fits: it is within its error of the limit."""
-        limit = self.job.cluster.device.memory
-        return (1 - HEADROOM) * limit < self.memory_bytes <= (1 + OVER) * limit
+        """Whether it fits only if the allocator reserves less than usual."""
+        return room(self.job) < self.memory_bytes <= self.job.cluster.device.memory
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
@@ -168,7 +164,7 @@ class Estimate:
         return (
             f"{self.step_seconds:.2f} s a step, {self.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, MFU"
             f" {self.mfu:.1%} (attention whole); {human(self.memory_bytes)} on the fullest GPU,"
-            f" {human(abs(self.free))} {'free' if self.fits else 'too much'}"
+            f" {human(abs(self.free))} {'free' if self.free >= 0 else 'too much'}"
         )
 
     def interval(self) -> str:
@@ -185,8 +181,9 @@ class Estimate:
         sentences, device = [], self.job.cluster.device
         if self.tight:
             sentences.append(
-                f"tight: {human(self.memory_bytes)} of {human(device.memory)} is within the error of this"
-                " prediction; try it before you count on it"
+                f"tight: {human(self.memory_bytes)} of {human(device.memory)} are allocated, and PyTorch's"
+                f" allocator may reserve {self.job.framework.reserves:.2f} times as much; try it before you"
+                " count on it"
             )
         if device.assumed:
             sentences.append(

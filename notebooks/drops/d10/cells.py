@@ -239,7 +239,7 @@ def the_13b() -> Table:
         states = sum(e.memory[kind] for kind in ("weights", "gradients", "optimizer"))
         activations = e.memory["activations"]
         parts = states, activations, e.memory_bytes - states - activations, e.memory_bytes
-        rows.append([name, *map(human, parts), "fits" if e.fits else "too much"])
+        rows.append([name, *map(human, parts), "fits" if e.fits else "tight" if e.tight else "too much"])
     return Table(
         ["batch", "states", "activations", "rest", "a GPU", f"of {human(CLUSTER.device.memory)}"],
         rows,

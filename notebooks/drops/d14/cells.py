@@ -11,7 +11,6 @@ from drops import d13
 from three_axes.plan import (
     CLUSTERS,
     FRAMEWORKS,
-    HEADROOM,
     Job,
     Layout,
     Plan,
@@ -24,6 +23,8 @@ from three_axes.plan import (
 )
 from three_axes.table import Table, human
 from three_axes.trace import Trace, trace
+
+from .exercises import KEPT
 
 if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
     from helpers.draw import Picture
@@ -39,10 +40,9 @@ def the_plan() -> Plan:
     return plan(Job(MODEL, CLUSTER, BATCH, SEQ, FRAMEWORKS["megatron-lm"]), gpus=GPUS, cp=1)
 
 
-# The job as a cost model sees it, a GPU's bytes, and those of them that a layout may take: the planner leaves
-# a tenth free.
+# The job as a cost model sees it, a GPU's bytes, and those of them that a layout may take.
 JOB = d13.as_written(the_plan().job, Layout())[0]
-CARD, ROOM = CLUSTER.device.memory, (1 - HEADROOM) * CLUSTER.device.memory
+CARD, ROOM = CLUSTER.device.memory, (1 - KEPT) * CLUSTER.device.memory
 THUMB = d13.Cut(4, 8, 2)  # TP fills the node, as few stages as fit, DP on top
 CUTS = (
     THUMB,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from drops import d13
 from drops.d13 import Cut, Given
 from helpers.practice import Answer, Asked, Form, Run, number, right
-from three_axes.plan import CLUSTERS, FRAMEWORKS, HEADROOM, Job, Layout, ModelShape, find_model
+from three_axes.plan import CLUSTERS, FRAMEWORKS, Job, Layout, ModelShape, find_model
 
 # -- practice: defend another job -----------------------------------------------------------------
 
@@ -58,6 +58,7 @@ def defence(cost, job, cuts, room):
     )
 
 
+KEPT = 0.1  # of a GPU's memory: what leaves less of it free is called tight
 _34B = ModelShape("34B", 48, 8192, 64, 32000, kv_heads=8, ffn=22016, gated=True)
 
 
@@ -83,7 +84,7 @@ def case(model: ModelShape, gpus: int, batch: int, seq_len: int) -> tuple[Given,
                     if v == 1 or m % p == 0  # interleaved 1F1B goes round all stages with p microbatches
                     for again in (0, 1)
                 ]
-    return given, cuts, (1 - HEADROOM) * cluster.device.memory
+    return given, cuts, (1 - KEPT) * cluster.device.memory
 
 
 def OTHER() -> tuple[Given, list[Cut], float]:
