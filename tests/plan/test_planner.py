@@ -309,7 +309,8 @@ def test_four_by_four_by_four_for_llama_2_70b():
 
 def test_metas_own_layout_of_the_405b():
     """TP 8 · PP 16 · DP 128 without recompute is 4 GB more than an H100 has, by activations: Meta's program
-    lets go of what is not needed any more (Llama 3, section 3.3.2), ours of nothing. Without chunks it is tight.
+    lets go of what is not needed any more (Llama 3, section 3.3.2), ours of nothing. Without chunks it is
+    tight.
     """
     framework = replace(FRAMEWORKS["megatron-lm"], hides=("gradients",))
     job = Job(MODELS["llama-3-405b"], DGX, 2048, 8192, framework)

@@ -319,3 +319,34 @@ def test_what_an_optimizer_moves(name, of_owned, of_held):
     layout = framework.layout(dp=8, zero=3 if name == "torchtitan" else 1)
     moved = sum(op.streamed for op in synchronisation(job, layout) if op.part == "optimizer")
     assert moved == pytest.approx((of_owned / 8 + of_held) * model.params)
+
+
+def test_norms_of_queries_and_keys_are_priced():
+    """In each layer one of the queries and one of the keys: six kernels each where operations run one by one,
+    and what they normalise is kept.
+    """
+    qwen, titan = MODELS["qwen3-30b-a3b"], FRAMEWORKS["torchtitan"]
+    dense = replace(qwen, experts=None)
+    with_, without = (
+        layer(Job(model, framework=titan, seq_len=4096), Layout(zero=3))
+        for model in (dense, replace(dense, qk_norm=False))
+    )
+    total = lambda ops, what: sum(float(getattr(op, what)) for op in ops if op.phase in "FI")
+    numbers = 4096 * (dense.q_width + dense.kv_width)
+    assert total(with_, "streamed") - total(without, "streamed") == pytest.approx(3 * 36 * numbers)
+    assert total(with_, "saved") - total(without, "saved") == 2 * numbers
+    assert total(with_, "kernels") - total(without, "kernels") == 3 * 2 * 6
+
+
+def test_one_rank_of_fsdp_casts_all_of_its_weights():
+    """A float32 weight is read and its half-precision copy written before each of two gathers in a
+    microbatch; d ranks each cast their part.
+    """
+    job = Job(MODELS["llama-3.2-1b"], framework=FRAMEWORKS["torchtitan"], global_batch=8)
+    moved = lambda job, d: sum(
+        float(op.streamed) for op in synchronisation(job, Layout(dp=d, zero=3)) if op.name == "copies"
+    )
+    half = replace(job, framework=replace(job.framework, weight_bytes=2))
+    cast = lambda d: moved(job, d) - moved(half, d)
+    assert cast(1) == pytest.approx(8 * 2 * 6 * job.model.params)
+    assert cast(8) == pytest.approx(cast(1) / 8 / 8)  # of one microbatch, and an eighth of the weights

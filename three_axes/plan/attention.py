@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .frameworks import ATTENTION
-from .op import LayerOnRank, Op, enter, leave, sending, stream
+from .op import LayerOnRank, Op, enter, leave, norm, sending, stream
 from .shape import Latent
 
 SCORES = "attention's scores"  # the line of what softmax and dropout keep, which 'selective' recompute drops
@@ -31,6 +31,12 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
         matrix = partial(at.product, block="attention")
         # Positions turned into queries and keys: minus a half 2, put together 4, cosine 4, sine 4, sum 6.
         turned = stream("positions", 10.0 * (wide + keys), 10) if eager else []
+        normed: list[Op] = []
+        if model.qk_norm:  # one of the queries, one of the keys
+            normed = [
+                *norm("norm of queries", wide, eager, saved=wide),
+                *norm("norm of keys", keys, eager, saved=keys),
+            ]
         into = [
             *enter(at, x, "attention", 3),
             *matrix(
@@ -44,6 +50,7 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
             ),
             *matrix("keys", sb, h, model.kv_width / t, first=False, recomputed=recomputed),
             *matrix("values", sb, h, model.kv_width / t, first=False, saved_per_op=keys),
+            *normed,
             *turned,
         ]
     out = wide if not model.latent else n * sb * model.out_width / t

@@ -93,6 +93,10 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
     # reduction a gradient is read (2) and written (g).
     weight = job.lora.weight_bytes if job.lora else 2
     copies = sharded * (held * of_layer * 2 * weight + mine * reduced * (2 + g))
+    if framework.weight_bytes == 4 and not frozen:
+        # Before each gather a rank casts its own float32 part, and on one rank all of it (PyTorch 2.13's
+        # FSDPParam.all_gather_inputs and FSDPParamGroup.wait_for_unshard): 4 bytes read, 2 written.
+        copies = copies + sharded * of_layer * (4 + n) * held / layout.members(over)
     owned = mine / np.where(z >= 1, layout.members(over), 1)
     summed = np.where(z >= 2, owned, mine) * ~sharded  # gradients that stay from step to step
     # Tensors of one call: a layer's, in the mean.

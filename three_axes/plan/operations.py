@@ -18,7 +18,7 @@ from .attention import attention
 from .feed_forward import feed_forward
 from .job import Job
 from .layout import Layout
-from .op import LayerOnRank, Op, partial_sums, product, sending, stream, summed
+from .op import LayerOnRank, Op, norm, partial_sums, product, sending, stream, summed
 from .shape import ModelShape
 from .stages import layer_matrices
 
@@ -49,17 +49,15 @@ def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
     masks = 0 if model.bare else at.tokens * model.hidden / parts  # a byte a number: biases use dropout
     eager = model.bare and not framework.fused  # PyTorch's own LayerNorm, GELU and dropout are fused
 
-    # Fused: a norm moves 8 bytes a number, a residual sum 4, dropout 3. One by one, a norm in float32: to
-    # float32 6 bytes, square 8, mean 4, product 8, back 6, weight 4; a sum 6.
-    norm, norm_kernels = (18.0, 6) if eager else (2.0, 1)
+    # Fused: a residual sum moves 4 bytes a number, dropout 3. One by one a sum 6.
     add, add_kernels = (3.0, 1) if eager else (2.0 if model.bare else 3.5, 1)
-    norm, add = norm * x / parts * (model.norms / 2), add * x / parts
+    normed, add = x / parts * (model.norms / 2), add * x / parts
     last = ("full",) if framework.whole_recompute else ()
     ops = [
-        *stream("norm 1", norm, norm_kernels, saved=x / parts, saved_per_op=x / parts),
+        *norm("norm 1", normed, eager, saved=x / parts, saved_per_op=x / parts),
         *attention(at, eager),
         *stream("residual 1", add, add_kernels, saved=masks),
-        *stream("norm 2", norm, norm_kernels, saved=x / parts),
+        *norm("norm 2", normed, eager, saved=x / parts),
         *feed_forward(at, eager, last),
         *stream("residual 2", add, add_kernels, saved=masks),
     ]
