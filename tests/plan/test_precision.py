@@ -76,12 +76,10 @@ def test_a_device_without_the_rate_is_refused():
 
 
 def test_the_gain_of_fp8_is_near_the_printed_one():
-    """Mixtral 8x22B on 128 H100, delayed scaling: an eighth and a tenth more than printed, as the manual
-    says.
-    """
+    """Mixtral 8x22B on 128 H100, delayed scaling: a tenth more than printed, as the manual says."""
     gains = folding_in_fp8()
     for method, (ours, printed) in gains.items():
-        assert 1.1 < ours / printed < 1.13, method
+        assert 1.09 < ours / printed < 1.12, method
     (ours, printed), (folded, printed_folded) = gains.values()
     manual = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
     assert f"{ours:.2f} times faster than in bfloat16 and {folded:.2f} times with folding" in manual

@@ -131,14 +131,12 @@ def _scores(at: LayerOnRank, wide) -> list[Op]:
 
 def _reached(at: LayerOnRank, seen):
     """Share of the achievable FLOP/s: see `Reached`. seen: tokens that one looks at. A ring sees those of one
-    rank at a time. Heads below 128 numbers do fewer FLOPs for each exponential: one of 64 reaches 0.8 (Shah
-    et al. 2024, figures 5 and 6).
+    rank at a time.
     """
     kernel = ATTENTION[at.job.framework.attention]
     reached = kernel.get(at.job.cluster.device.generation, next(iter(kernel.values())))
     at_once = seen / (at.layout.cp if at.job.framework.context == "ring" else 1)
-    size = min(128, at.model.q_width // at.model.heads)
-    return reached.share * size / (size + 43) * (128 + 43) / 128 * at_once / (at_once + reached.half)
+    return reached.at(at_once, at.model.q_width // at.model.heads)
 
 
 def _context(at: LayerOnRank) -> list[Op]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from ..checks import positive, unknown, whole
 from ..paper.pipelines import SCHEDULES
 from .layout import RECOMPUTE, Layout
@@ -28,22 +30,64 @@ class Reached(NamedTuple):
     """The share of the achievable FLOP/s that a fused attention with causal mask reaches, forward and
     backward, by itself.
 
-    share: in long sequences, with heads of 128 numbers. half: tokens of a sequence that reaches half of that.
-    One of n tokens reaches n / (n + half), within a tenth of what the tables print from 4,096 on.
+    share: in long sequences, with heads of 128 numbers. half: tokens of a sequence that reaches half of that:
+    one of n tokens reaches n / (n + half). measured: where the kernel was measured by length, in place of
+    both: (tokens, TFLOP/s with heads of 128, with heads of 64), of `PRODUCTS`.
     """
 
     share: float
     half: float
+    measured: tuple[tuple[int, float, float], ...] = ()
+
+    def at(self, tokens, size: int):
+        """The share for so many tokens and heads of so many numbers. Between measured lengths it is read off
+        a straight line over the logarithm of the length, below the first one as n / (n + half). Heads below
+        128 numbers do fewer FLOPs for each exponential: where nobody measured, one of 64 reaches 0.8 (Shah et
+        al. 2024, figures 5 and 6).
+        """
+        size = min(128, size)
+        narrow = size / (size + 43) * (128 + 43) / 128
+        short = lambda n: n / (n + self.half)
+        if not self.measured:
+            return self.share * narrow * short(tokens)
+        lengths, wide, half = (np.array(column, float) for column in zip(*self.measured))
+        reached = [np.interp(np.log(tokens), np.log(lengths), rates) for rates in (wide, half)]
+        slower = (1 - narrow) / (1 - NARROW)  # 1 for heads of 64
+        of_size = reached[0] + (reached[1] - reached[0]) * slower
+        return of_size * 1e12 / PRODUCTS * short(np.minimum(tokens, lengths[0])) / short(lengths[0])
 
 
+NARROW = 64 / (64 + 43) * (128 + 43) / 128  # what heads of 64 reach of those of 128, where nobody measured
+# What products reach on the H100 whose attention was measured, as `cost` takes it.
+PRODUCTS = 0.935 * 720e12  # gemm_efficiency of its achievable FLOP/s
 # By kernel and generation of GPUs, the first one for those that nobody measured. flash: FlashAttention-2, on
-# an A100 0.63 to 0.73 of 312 TFLOP/s (Dao 2023, section 4.1), on an H100 335 of 720 (Shah et al. 2024,
-# figures 5 and 6), on a GB200 as cuDNN's benchmarks have PyTorch's. cudnn: on an H100 as in the same figures,
-# on a GB200 cuDNN's own (cudnn-frontend, benchmark/sdpa_benchmark_training, 2025); on an A100 Transformer
-# Engine takes FlashAttention-2, which is faster there.
+# an A100 0.63 to 0.73 of 312 TFLOP/s (Dao 2023, section 4.1), on a GB200 as cuDNN's benchmarks have
+# PyTorch's. cudnn: on a GB200 cuDNN's own (cudnn-frontend, benchmark/sdpa_benchmark_training, 2025); on an
+# A100 Transformer Engine takes FlashAttention-2, which is faster there. On an H100 both were measured
+# (November 2026, PyTorch 2.11's scaled_dot_product_attention, forward and backward, causal). PyTorch itself
+# takes cuDNN's before FlashAttention-2 on Hopper and Blackwell where cuDNN is newer than 9.15.0, as wheels
+# for CUDA 13 have it (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention, at
+# 001f694); wheels for CUDA 12 take FlashAttention-2.
+FLASH_H100 = ((2048, 191, 182), (4096, 235, 221), (8192, 283, 251), (16384, 301, 264), (32768, 325, 289))
+CUDNN_H100 = (
+    (1024, 204, 180),
+    (2048, 304, 260),
+    (4096, 403, 340),
+    (8192, 509, 405),
+    (16384, 547, 451),
+    (32768, 543, 422),
+)
 ATTENTION: dict[str, dict[str, Reached]] = {
-    "flash": {"Hopper": Reached(0.436, 300), "A100": Reached(0.70, 350), "Blackwell": Reached(0.233, 700)},
-    "cudnn": {"Hopper": Reached(0.745, 830), "A100": Reached(0.70, 350), "Blackwell": Reached(0.923, 1420)},
+    "flash": {
+        "Hopper": Reached(0.436, 300, FLASH_H100),
+        "A100": Reached(0.70, 350),
+        "Blackwell": Reached(0.233, 700),
+    },
+    "cudnn": {
+        "Hopper": Reached(0.745, 830, CUDNN_H100),
+        "A100": Reached(0.70, 350),
+        "Blackwell": Reached(0.923, 1420),
+    },
 }
 
 
