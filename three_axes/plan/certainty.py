@@ -1,4 +1,4 @@
-"""How sure the planner is of a job of an unknown source: 8 of 10 of such runs lie inside its interval.
+"""How sure the planner is of a job of an unknown source: of 8 of 10 sources 8 of 10 runs lie in its interval.
 
 data/planner_errors.json has the natural logarithm of measured over predicted for each published run: of its
 seconds, of its memory, and of the ratio of two layouts of one job, whose errors are alike and partly go out.
@@ -37,12 +37,17 @@ ELSEWHERE = {
     ("Hopper", True): (0.86, 1.35),
     ("Blackwell", True): (0.91, 1.58),
 }
-# Standard deviation of the logarithm within a source, in the same runs; between sources it is as large.
-WITHIN = 0.125
+# Standard deviations of the logarithm in the same runs: within a source, and of the sources' biases.
+WITHIN, BETWEEN = 0.125, 0.13
 # A source's own runs count as so many against the planner's word: that keeps a source that is as the planner
 # says from being made worse by one odd run. Where they scatter by more than `WITHIN`, they count for less.
 AGAINST = 1.5
 NORMAL = 1.2816  # standard deviations to either side have `INSIDE` of a normal distribution
+BELOW = 0.8416  # and so many have `INSIDE` of it below them
+# Percentiles of all runs are too narrow for sources: the runs of a source are off together. An interval
+# reaches from its middle at least so far, in logarithms, that `INSIDE` of all sources have `INSIDE` of their
+# runs in it: as far as the bias that `INSIDE` of them do not exceed, and from there as far as their spread.
+HALF = NORMAL * BETWEEN + BELOW * WITHIN
 # gpt-oss: measured over predicted in the mean there. Its kernels are others than those that are counted.
 SLOWER_WITH_SINKS = 1.37
 
@@ -128,12 +133,38 @@ def interval(generation: str, experts: bool, program: str, sets: list[dict]) -> 
             wide[name] = low, high
         taken = [generation] if generation in known else known  # of a GPU that nobody measured: all
         low, high = min(wide[name][0] for name in taken), max(wide[name][1] for name in taken)
+        low, high = widened(low, high)
         runs = [error for name in taken for error in many[name]]
         of = f"{called} on {' or '.join(taken)} GPUs"
     # A new source's bytes are off as those of the set that is farthest off.
     held = math.exp(max(_spread(one["memory"]) for one in sets if len(one["memory"]) >= ENOUGH))
     apart = float(np.expm1(_spread(_all(alike, "differences"))))
     return Sure(low, high, held, apart, len(runs), of)
+
+
+def widened(low: float, high: float) -> tuple[float, float]:
+    """The interval with the same middle, in logarithms, and at least `HALF` to either side."""
+    middle, half = math.log(low * high) / 2, max(HALF, math.log(high / low) / 2)
+    return math.exp(middle - half), math.exp(middle + half)
+
+
+def source(name: str) -> str:
+    """Who published a set: of 'Narayanan 2021, T1 (fitted)' 'Narayanan 2021'. NVIDIA's are one."""
+    first = name.partition(",")[0]
+    return "NVIDIA" if first in ("Megatron Bridge", "NeMo 24.07", "Automodel", "Megatron-Core") else first
+
+
+def by_source() -> dict[str, float]:
+    """Source -> the share of its runs that lie in the interval which all other sources give."""
+    found: dict[str, list[int]] = {}
+    for one in published():
+        if not one["program"]:
+            rest = [other for other in published() if source(other["set"]) != source(one["set"])]
+            given = interval(one["generation"], one["experts"], "", rest)
+            held = sum(given.low <= math.exp(error) <= given.high for error in one["seconds"])
+            has = found.setdefault(source(one["set"]), [0, 0])
+            has[0], has[1] = has[0] + held, has[1] + len(one["seconds"])
+    return {name: held / many for name, (held, many) in found.items()}
 
 
 def inside(one: dict) -> int:
