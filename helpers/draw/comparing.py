@@ -12,6 +12,7 @@ from three_axes.table import human
 
 from .picture import HATCH, INK, PAPER, RANKS, Picture, fix, row_of_panels, styled
 
+SMALL = "each under 1 %"  # of a waterfall's parts
 LAPTOP = 4.9  # inches: a higher picture does not fit a laptop's screen
 
 
@@ -38,7 +39,7 @@ def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str =
     """Bars that add up, one panel for each name: the first part is what would be ideal, each other part comes
     on top, and the last bar, called `last`, is the sum.
 
-    panels: name -> {part: seconds}. Parts of less than a percent are summed up as 'other'.
+    panels: name -> {part: seconds}. Parts of less than a percent are summed up as SMALL.
     """
     scale = {"ms": 1e3, "s": 1.0}[unit]
     words, drawn = [], {}
@@ -52,7 +53,7 @@ def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str =
             rows.append((part, base, size, "#B5B5B5" if i == 0 else "#E69F00"))
             base += size
         if abs(other) > 0.001 * total:
-            rows.append(("other", base, other, "#E69F00"))
+            rows.append((SMALL, base, other, "#E69F00"))
         drawn[name] = rows + [(last, 0.0, total, INK)]
     heights = [len(rows) for rows in drawn.values()]
     between = 0.4 * len(drawn) + 0.5  # inches, for titles and the axis
@@ -61,14 +62,13 @@ def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str =
     figure, axes = plt.subplots(len(drawn), figsize=inches, squeeze=False, sharex=True, height_ratios=heights)
     for ax, (name, rows) in zip(axes[:, 0], drawn.items()):
         for y, (part, start, size, colour) in enumerate(rows):
-            look = {"color": colour, "hatch": HATCH if colour == "#E69F00" else "", "edgecolor": PAPER}
-            ax.barh(y, scale * size, left=scale * start, height=0.66, **look)
+            ax.barh(y, scale * size, left=scale * start, height=0.66, color=colour)
             text = f"{scale * size:,.0f}" if unit == "ms" else f"{scale * size:.2f}"
             end = max(start, start + size) + 0.015 * longest
             ax.text(scale * end, y, text, va="center", fontsize=9)
         name_rows(ax, [part for part, *_ in rows])
         ax.set(xlim=(0, 1.1 * scale * longest), title=name)
-        words.append(f"{name}: " + ", ".join(part for part, *_ in rows if part != "other"))
+        words.append(f"{name}: " + ", ".join(part for part, *_ in rows if part != SMALL))
     axes[-1, 0].set_xlabel({"ms": "milliseconds", "s": "seconds"}[unit])
     return Picture(
         figure,

@@ -70,7 +70,7 @@ def cube(ax, cut: int, n: int, size: float = 11) -> None:
 
 @styled
 def matrix_cuts(n: int = 4) -> Picture:
-    """x · W = y, with W cut by columns, then by rows: what each rank holds, and what it gets."""
+    """x · matrix = y, with the matrix cut by columns, then by rows: what each rank holds, and what it gets."""
     figure, axes = row_of_panels(2, 9.6, 2.1)
     for ax, by, title in zip(
         axes[0],
@@ -90,16 +90,16 @@ def matrix_cuts(n: int = 4) -> Picture:
                 box(ax, x, y, 0.9, 0.6, facecolor=colour, edgecolor=PAPER, hatch=HATCH)
                 write_rank(ax, x + 0.06, y + 0.02, r, 9, ha="left", va="bottom")
         labels = {("columns", "x"): "x, whole on all", ("rows", "y"): "y = the sum of these"}
-        for at, name in ((0.5, "x"), (1.9, "W"), (3.4, "y")):
+        for at, name in ((0.5, "x"), (1.9, "matrix"), (3.4, "y")):
             ax.text(at, -0.12, labels.get((by, name), name), ha="center", va="top")
         ax.set_title(title, fontsize=11)
         ax.set(xlim=(-0.1, 4.4), ylim=(-0.35, 1.1), aspect="equal")
         ax.axis("off")
     return Picture(
         figure,
-        f"A matrix product x times W on {n} ranks. Cut by columns, each rank holds all of x and some columns"
-        " of W and gets the same columns of y. Cut by rows, each rank holds some columns of x and the same"
-        " rows of W and gets a partial sum for every number of y.",
+        f"x times a matrix on {n} ranks. Cut by columns, each rank holds all of x and some columns"
+        " of the matrix and gets the same columns of y. Cut by rows, each rank holds some columns of x and the same"
+        " rows of the matrix and gets a partial sum for every number of y.",
     )
 
 

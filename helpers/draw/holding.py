@@ -89,7 +89,7 @@ def states(held: dict[str, Sequence[dict[str, int]]]) -> Picture:
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
         words.append(f"{name}: {', '.join(f'{part} {human(size)}' for part, size in ranks[0].items())}")
-    figure.supxlabel("rank · filled: what it holds · empty: what it gave away", fontsize=10)
+    figure.supxlabel("rank · filled: what it holds · empty: what other ranks hold", fontsize=10)
     return Picture(figure, f"States on each rank. {'; '.join(words)}.")
 
 

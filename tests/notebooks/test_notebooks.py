@@ -162,9 +162,6 @@ def a_practice_cell_runs_alone_and_its_solution_where_it_is_pasted(path, noteboo
         assert not missed, (name, missed)
 
 
-YET = ("13", "14")  # whose questions name no section yet, and whose answers stand in a cell
-
-
 def sections(cells) -> list[str]:
     """The headings of some cells, without their minutes."""
     markdown = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
@@ -179,8 +176,7 @@ def it_has_three_questions_and_each_names_what_teaches_it(path, notebook):
     before = sections(notebook.cells[: pages.at(notebook, "## Check yourself")])
     for answer in answers:
         named = re.search(r"<i>\((.*)\)</i></details>$", answer)
-        taught = named and named[1] in before
-        assert taught or path.name[:2] in YET, f"no section above teaches it: {answer[:80]}"
+        assert named and named[1] in before, f"no section above teaches it: {answer[:80]}"
 
 
 @form
@@ -216,14 +212,14 @@ def no_answer_stands_before_its_reveal(path, notebook):
             answer = re.search(r"(?:Measured|Computed|Published): ([^.]*)\.", told)[1].lower()
             screen = enumerate(notebook.cells[i - 1 : end + 3], i - 1)
             seen = "\n".join(c.source for k, c in screen if k != i)
-            assert " " not in answer or answer not in seen.lower() or path.name[:2] in YET, answer
+            assert " " not in answer or answer not in seen.lower(), answer
             (reveal,) = (
                 node
                 for node in ast.walk(ast.parse(notebook.cells[end].source))
                 if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "reveal"
             )
             written = [part.value for part in _words_in(reveal) if " " in str(part.value)]
-            assert not written or path.name[:2] in YET, f"words of the answer: {written}"
+            assert not written, f"words of the answer: {written}"
 
 
 @form

@@ -194,4 +194,4 @@ def answer(early: Timeline) -> tuple[str, str]:
     """What `reveal` takes: how many layers are whole at once."""
     whole = early.peak(0) / BLOCK
     option = {1: "one", 2: "two", 6: "all six"}.get(whole, f"none of these: {whole:g}")
-    return option, "The one that computes, and the next one on its way. That is the price of prefetch."
+    return option, "One layer computes, and the next one is on its way. That is the price of prefetch."

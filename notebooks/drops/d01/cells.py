@@ -25,4 +25,7 @@ def three_cuts(world: World) -> dict[str, Step]:
 def answer(runs: dict[str, tuple[Traffic, float]]) -> tuple[str, str]:
     """What `reveal` takes. runs: as `side_by_side` takes them."""
     most = max(runs, key=lambda name: max(runs[name][0].counted))
-    return most, "Gradients are many. A small batch has fewer activations."
+    return most, (
+        "The gradients are 13.2 MB. The activations of so small a batch are 0.26 MB, in each of 16"
+        " all-reduces."
+    )

@@ -261,7 +261,7 @@ def last_lines() -> str:
     return "\n".join(lines)
 
 
-WHY = """More DP leaves the activations as they are while each rank keeps its share: the batch grows. ZeRO
+WHY = """More DP leaves a rank's activations as they are: each new rank brings examples of its own. ZeRO
 cuts states, and these were not the problem. What helps cuts activations:
 
 - **Smaller microbatches**, gradients added up: nearly free. No help once *b* is 1.

@@ -35,6 +35,11 @@ def the_plan() -> Plan:
     return plan(Job(find_model(MODEL), CLUSTERS[CLUSTER], BATCH, SEQ), gpus=GPUS)
 
 
+def answer(plan: Plan) -> tuple[str, str, str]:
+    """What `reveal` takes: the TP of the fastest layout."""
+    return str(plan.best.axes.tp), f"The fastest is {plan.best.layout}.", "Computed"
+
+
 def refused() -> Table:
     """One (dp, tp, pp) of each kind that is out, and why."""
     p = the_plan()
