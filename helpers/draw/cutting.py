@@ -70,7 +70,7 @@ def cube(ax, cut: int, n: int, size: float = 11) -> None:
 
 @styled
 def matrix_cuts(n: int = 4) -> Picture:
-    """x · matrix = y, with the matrix cut by columns, then by rows: what each rank holds, and what it gets."""
+    """x · matrix = y, cut by columns, then by rows: what each rank holds of the matrix, and what it gets."""
     figure, axes = row_of_panels(2, 9.6, 2.1)
     for ax, by, title in zip(
         axes[0],
@@ -98,8 +98,8 @@ def matrix_cuts(n: int = 4) -> Picture:
     return Picture(
         figure,
         f"x times a matrix on {n} ranks. Cut by columns, each rank holds all of x and some columns"
-        " of the matrix and gets the same columns of y. Cut by rows, each rank holds some columns of x and the same"
-        " rows of the matrix and gets a partial sum for every number of y.",
+        " of the matrix and gets the same columns of y. Cut by rows, each rank holds some columns of x and"
+        " the same rows of the matrix and gets a partial sum for every number of y.",
     )
 
 

@@ -14,6 +14,8 @@ from three_axes import devices
 from three_axes.count import Traffic
 from three_axes.paper import algorithmic_bytes
 
+BUSY = "Your machine was busy. Run the cells again."  # where what was measured cannot be
+
 
 class Step(NamedTuple):
     """What `draw.splits` draws: axis -> ranks, the outermost first; what moved; each rank's bytes by kind."""

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from drops.measured import BUSY
 from helpers import toy
 from helpers.emulate import networks
 from helpers.ranks import World, current, saved_activations, span
@@ -141,4 +142,4 @@ def answer(after: Timeline, buckets: Timeline, alone: Timeline) -> tuple[str, st
         "Backward hides the first buckets. The gradients of the first block and of the embedding come last,"
         " and no backward is left to hide them: they are the **tail**."
     )
-    return shows, why
+    return shows, BUSY if shows == "all of it" else why

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ParallelStyle, PrepareModuleInput, parallelize_module
 
+from drops.measured import BUSY
 from helpers import toy
 from helpers.emulate import networks
 from helpers.ranks import World, current, memory, span
@@ -82,7 +83,6 @@ def _problem(plan, block: nn.Module) -> str:
 # Emulated: links inside a node, and ports out of it that are 10 times slower, slow enough for a laptop to
 # keep up.
 ONE_NODE, TWO_NODES = networks.four_ranks(5e6)
-BUSY = "Your machine was busy. Run the cells again."
 
 
 def one_step(world: World, sequence: bool) -> Traffic:

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from drops import measured
-from drops.d06 import BUSY
-from drops.measured import Step
+from drops.measured import BUSY, Step
 from helpers import toy
 from helpers.emulate import networks
 from helpers.ranks import World, current

@@ -265,7 +265,7 @@ WHY = """More DP leaves a rank's activations as they are: each new rank brings e
 cuts states, and these were not the problem. What helps cuts activations:
 
 - **Smaller microbatches**, gradients added up: nearly free. No help once *b* is 1.
-- **Recompute**: a block keeps its input only, and runs forward again in backward: a third more compute.
+- **Recompute**: forward runs twice, a third more compute.
 - **TP with SP**: each rank keeps a part of a block's activations, and sends in every layer.
 """
 

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from drops.d11.cluster import BATCH, NODES, SIZES, TOKENS
+from drops.measured import BUSY
 from helpers import toy
 from three_axes.explain import Explained
 from three_axes.files import rows_of
@@ -161,6 +162,6 @@ def answer(lost: dict[str, float]) -> tuple[str, str]:
         '"The network is slow" is no answer: **tp** is what waits, because it left its node. In each of its'
         " sixteen all-reduces a step, fourteen pieces wait for the ports."
         if most == "tp"
-        else "Your machine was busy. Run the cells again."
+        else BUSY
     )
     return options.get(most, f"none of these: most is {most}"), why

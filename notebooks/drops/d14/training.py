@@ -104,14 +104,16 @@ def twin(config: Config, steps: int) -> list[float]:
 @contextmanager
 def losses_live(run: Path):
     """Draw the losses of a run while it goes on, from the lines that it writes, and once more at its end."""
-    from IPython.display import display
+    from IPython.display import Markdown, display
 
     from helpers import draw
 
     ended = threading.Event()
 
     def picture():
-        losses = [line["loss"] for line in train.read_metrics(run)] or [5.6]
+        losses = [line["loss"] for line in train.read_metrics(run)]
+        if not losses:
+            return Markdown("*Before the first step.*")
         return draw.loss_curves({"training": {"loss": losses}}, "Loss, step by step")
 
     shown = display(picture(), display_id=True)
