@@ -68,6 +68,7 @@ def answer(sent: float, options: Sequence[str]) -> tuple[str, str]:
     fits = (option for option in options if option.startswith(f"{sent:.2f}·S"))
     why = (
         f"14 steps of *S*/8: for a tensor of 1 MB a rank sent {sent:.2f} MB. On *d* ranks it is"
-        " 2(*d*−1)/*d* · *S*. The factor never reaches 2, however many ranks you add. That is why data parallelism scales."
+        " 2(*d*−1)/*d* · *S*. The factor never reaches 2, however many ranks you add. That is why data"
+        " parallelism scales."
     )
     return next(fits, f"none of these: {sent:.2f}·S"), why
