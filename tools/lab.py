@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 from argparse import Namespace
 from collections.abc import Collection
 from pathlib import Path
@@ -123,12 +124,11 @@ def run(args: Namespace) -> None:
     else:
         done = passed.mine(folder)
         opened = onward.next_drop(done)
-        if done.exercises:
-            print(
-                f"{len(done.passed)} exercises passed. Drop {drop_number(opened)} opens: it is next.",
-                flush=True,
-            )
+        if done.exercises or done.left:
+            print(f"{onward.where(done)}. Drop {drop_number(opened)} opens: it is next.", flush=True)
     place = Path(folder.name) / opened.relative_to(find("notebooks"))
+    # One tab opens, the next drop's: a notebook that is restored starts its kernel, and its ranks.
+    shutil.rmtree(folder / ".workspaces", ignore_errors=True)
     # Kernels inherit it. A reader who has such a file keeps theirs.
     os.environ.setdefault("PYTHONSTARTUP", str(find("data/jupyterlab/startup.py").resolve()))
     server = LabApp.initialize_server(
@@ -139,6 +139,8 @@ def run(args: Namespace) -> None:
             # Its own: what other projects have left open does not open here, nor the other way round.
             f"--LabApp.workspaces_dir={folder / '.workspaces'}",
             "--LabApp.custom_css=True",
+            # A kernel that no page has shown for a night ends.
+            f"--MappingKernelManager.cull_idle_timeout={8 * 3600}",
             f"--port={args.port}",
             "--log-level=WARN",  # the address is still said, and what stands above stays in sight
             *["--no-browser"] * args.no_browser,

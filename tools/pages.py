@@ -13,22 +13,22 @@ from pathlib import Path
 
 import nbformat
 
-from helpers.practice import Exercise, drop_number, module_of, notebooks
+from helpers.practice import LATER, Exercise, drop_number, module_of, notebooks
 from three_axes.files import find
 
 CORE = 6  # minutes that every core promises; what a core may hold is in tests/notebooks/test_notebooks.py
-BOX, LATER = "## When it hurts\n", "## For another day"  # they end the core, and the lesson
+BOX = "## When it hurts\n"  # ends the core, as LATER ends the lesson
 PHASES = {"Split": range(1, 5), "Trace": range(5, 10), "Mend": range(10, 14), "Defend": range(14, 15)}
 PLACE = re.compile(r"^\*\*\w\w of 14\*\*.*$|^\*\*\w\w, beyond the fourteen\*\*.*$", re.M)
 MINUTES = re.compile(r"^\*\d+ minutes, practice \d+\. Afterwards you can ", re.M)
 PRACTICE = re.compile(r"^(##+ Practice: .*?)(?: · \w+, \d+ minutes)?$", re.M)
 SECTION = re.compile(r"^### .* (\d+) minutes$", re.M)
-ENOUGH = "Enough for today? The last cell of this notebook ends the ranks, and asks three cards."
+ENOUGH = "Enough for today? The last cell of this notebook ends the ranks."
 LATER_TITLE = re.compile(rf"^{LATER}.*$(?:\n\n{re.escape(ENOUGH)})?", re.M)
 LISTING = re.compile(r"<details><summary>The fourteen drops and their minutes</summary>.*?</details>", re.S)
 LINK = re.compile(r'\[([^\]]*)\]\(([^)]*)\)|<a href="([^"]*)">([^<]*)</a>')  # in folded answers it is HTML
 DROP = re.compile(r"\b[Dd]rop (\d\d)\b")
-CLOSING = """# Ends the ranks of this notebook, shows what you have solved, and asks three cards.
+CLOSING = """# Ends the ranks of this notebook, and shows what you have solved.
 # The kernel holds 0.6 to 1.5 GB until you end it too: menu Kernel, Shut Down Kernel.
 from helpers.practice import progress
 progress.leave("{number}")"""

@@ -4,13 +4,13 @@ from three_axes.doors import door
 
 __getattr__, __dir__ = door(
     __name__,
-    books=["BUILD", "answering", "drop_number", "exercises", "module_of", "notebooks"],
+    books=["BUILD", "LATER", "answering", "drop_number", "exercises", "module_of", "notebooks"],
     cards=["Card", "load"],
     defence=["Defence"],
     diagnose=["Illegal", "idle", "read", "run"],
     engine=["Asked", "Form", "OnRanks", "Run"],
     exercise=["Answer", "Exercise", "names_in", "predict", "right", "wrong"],
-    onward=["next_drop"],
+    onward=["next_drop", "where"],
     passed=["Done", "beside", "mine", "read_progress"],
     progress=["leave"],
     quiz=["NAMES", "Quiz", "STORIES"],

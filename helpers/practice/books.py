@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 BUILD = Path("build")  # in the reader's folder
+LATER = "## For another day"  # ends the lesson
 
 
 def notebooks() -> list[Path]:
@@ -33,17 +36,31 @@ def module_of(number: str) -> str:
 
 
 @cache
+def _named(drop: str) -> dict[str, str]:
+    """'fingerprints' -> 'traffic fingerprints', for a drop's exercises in order: read from its file, which
+    need not be imported.
+    """
+    file = find(f"notebooks/{module_of(drop).replace('.', '/')}/exercises.py")
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    made = [line for line in body if isinstance(line, ast.Assign) and isinstance(line.value, ast.Call)]
+    hinting = [line for line in made if "hints" in (word.arg for word in line.value.keywords)]
+    return {line.targets[0].id: ast.literal_eval(line.value.args[0]) for line in hinting}
+
+
 def exercises() -> dict[str, list[str]]:
-    """Drop -> the names of its exercises, in order: read from its file, which need not be imported."""
+    """Drop -> the names of its exercises, in order."""
+    return {drop: list(_named(drop).values()) for drop in map(drop_number, notebooks())}
+
+
+@cache
+def lessons() -> dict[str, list[str]]:
+    """Drop -> the names of those exercises that its notebook checks before what is for another day."""
     named = {}
-    for drop in map(drop_number, notebooks()):
-        tree = ast.parse(
-            find(f"notebooks/{module_of(drop).replace('.', '/')}/exercises.py").read_text(encoding="utf-8")
-        )
-        made = [line.value for line in tree.body if isinstance(line, ast.Assign)]
-        calls = [value for value in made if isinstance(value, ast.Call)]
-        hinting = [call for call in calls if "hints" in (word.arg for word in call.keywords)]
-        named[drop] = [ast.literal_eval(call.args[0]) for call in hinting]
+    for path in notebooks():
+        sources = ("".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
+        lesson = "\n".join(itertools.takewhile(lambda source: not source.startswith(LATER), sources))
+        checked = re.findall(r"(\w+)\.check\(", lesson)
+        named[drop_number(path)] = [_named(drop_number(path))[name] for name in checked]
     return named
 
 

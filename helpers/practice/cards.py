@@ -141,6 +141,18 @@ def due(done: passed.Done) -> list[Card]:
     return sorted((c for c in read if done.cards.get(c.front, (0, today))[1] <= today), key=order)
 
 
+def beginning(day: str) -> Deck:
+    """Three of the cards that are due, to be asked at the beginning of a drop; a drop that begins later on the
+    same day, YYYY-MM-DD, asks others.
+    """
+    done = passed.mine()
+    asked = [card for card in due(done) if done.asked.get(card.front) != day][:3]
+    if asked:
+        done.asked |= {card.front: day for card in asked}
+        passed.keep(done)
+    return Deck(asked)
+
+
 def deck(*drops: int | str) -> Deck:
     """`deck()` has the cards that are due today, or, where no drop was read yet, those of the fourteen;
     `deck(1, "b2")` all of two drops that you name.

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from . import passed
-from .books import drop_number, exercises, module_of, notebooks
+from .books import drop_number, exercises, lessons, module_of, notebooks
 
 
 def unsolved(drop: str, done: passed.Done) -> list[str]:
@@ -14,14 +14,28 @@ def unsolved(drop: str, done: passed.Done) -> list[str]:
     return [name for name in exercises()[drop] if name not in done.passed]
 
 
+def practised(drop: str, done: passed.Done) -> bool:
+    """Whether the lesson's exercise is passed. What is for another day is not asked for."""
+    return done.passed.issuperset(lessons()[drop])
+
+
+def where(done: passed.Done) -> str:
+    """'1 of 14 drops done': practised, or left by their last cell."""
+    fourteen = [drop for drop in map(drop_number, notebooks()) if drop.isdigit()]
+    behind = sum(drop in done.left or practised(drop, done) for drop in fourteen)
+    return f"{behind} of {len(fourteen)} drops done"
+
+
 def next_drop(done: passed.Done) -> Path:
-    """The notebook to open: the drop left or tried last while it has an exercise to solve, else the next that
-    has; the first of all that have, behind the last; the first notebook where none has.
+    """The notebook to open: from the drop left or tried last on, and around, the first whose lesson is not
+    practised; where all are, the first with an exercise to solve; the first notebook where none has one.
     """
     books = notebooks()
     touched = [i for i, p in enumerate(books) if drop_number(p) in done.left or _tried(drop_number(p), done)]
     at = max(touched, default=0)
-    return next((p for p in books[at:] + books[:at] if unsolved(drop_number(p), done)), books[0])
+    order = books[at:] + books[:at]
+    open_ = [p for p in order if not practised(drop_number(p), done)]
+    return next((p for p in [*open_, *order] if unsolved(drop_number(p), done)), books[0])
 
 
 def _tried(drop: str, done: passed.Done) -> bool:
@@ -33,14 +47,20 @@ def link(to: Path, here: Path) -> str:
     return os.path.relpath(to, here.parent).replace(os.sep, "/")
 
 
-def after(exercise: str, module: str) -> tuple[str, str]:
-    """(what comes next, a link to it or ''), once the exercise of this name is passed; module: its drop's."""
+def after(exercise: str, module: str, unread: bool = False) -> tuple[str, str]:
+    """(what comes next, a link to it or ''), once the exercise of this name is passed; module: its drop's.
+    A drop whose lesson is practised by that is noted as read. unread: `progress.skip` has asked.
+    """
     at = next((p for p in notebooks() if f"{module}.".startswith(f"{module_of(drop_number(p))}.")), None)
     if at is None:
         return "", ""
-    done = passed.mine()
+    drop, done = drop_number(at), passed.mine()
     done.exercises[exercise] = passed.Attempts(1, True)  # where nothing is kept, too
-    if left := unsolved(drop_number(at), done):
+    ends_lesson = exercise in lessons()[drop] and practised(drop, done)
+    if ends_lesson and not unread:
+        passed.leave(drop)
+    if not ends_lesson and (left := unsolved(drop, done)):
         return f"Next in this drop: {left[0]}.", ""
     there = next_drop(done)
-    return f"Next: drop {drop_number(there)}.", link(there, at)
+    said = f"{where(done)}. " if passed.is_kept() else ""
+    return f"{said}Next: drop {drop_number(there)}.", link(there, at)

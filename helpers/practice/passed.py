@@ -1,4 +1,4 @@
-"""What the reader has done: checks and mistakes of each exercise, drops left, cards known.
+"""What the reader has done: checks and mistakes of each exercise, drops left, cards asked and known.
 
 A small file on this machine, and nothing leaves it: `progress.json` in the folder of the fourteen notebooks,
 or where THREE_AXES_PROGRESS says; "" for none at all. It may be deleted at any time.
@@ -32,14 +32,16 @@ class Attempts:
 
 @dataclass
 class Done:
-    """What a progress file has. exercises: name -> attempts. left: drops whose last cell has run, the latest
-    last. cards: front -> (how often it was known in a row, the day on which it is asked again).
+    """What a progress file has. exercises: name -> attempts. left: drops whose lesson was practised, or whose
+    last cell has run, the latest last. cards: front -> (how often it was known in a row, the day on which it
+    is asked again). asked: front -> the last day on which a drop began with this card.
     quiz: "before" or "after" -> whether the first answer to each question was right.
     """
 
     exercises: dict[str, Attempts] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     cards: dict[str, tuple[int, str]] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
     quiz: dict[str, list[bool]] = field(default_factory=dict)
 
     @property
@@ -75,6 +77,7 @@ def read_progress(path: Path) -> Done:
         done.left = [plain(drop) for drop in done.left]
         known = done.cards.items()
         done.cards = {front: (int(n), str(date.fromisoformat(day))) for front, (n, day) in known}
+        done.asked = {front: str(date.fromisoformat(day)) for front, day in done.asked.items()}
         done.quiz = {plain(story): [bool(right) for right in told] for story, told in done.quiz.items()}
     except (TypeError, AttributeError, ValueError):
         raise ValueError(f"{plain(path)} is no progress file of this course") from None
@@ -96,6 +99,13 @@ def keep(done: Done) -> None:
             path.write_text(json.dumps(asdict(done), indent=1, ensure_ascii=False), encoding="utf-8")
     except OSError:
         pass
+
+
+def leave(drop: str) -> None:
+    """Remember that a drop was read."""
+    done = mine()
+    done.left = [other for other in done.left if other != drop] + [drop]
+    keep(done)
 
 
 def note(exercise: str, mistake: str | None) -> None:

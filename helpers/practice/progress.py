@@ -1,16 +1,22 @@
-"""Where the reader is: what is passed, and what went wrong last time."""
+"""Where the reader is: what is passed, what went wrong last time, and which cards are due."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import textwrap
+from contextlib import suppress
+from datetime import date
+from pathlib import Path
+
+from IPython.display import display
 
 from three_axes.table import Table
 
 from ..ranks import open_worlds
-from . import cards, passed
+from . import cards, onward, passed
 from .books import drop_number, exercises, module_of, notebooks
-from .exercise import Exercise
+from .exercise import SKIPS, Exercise
 
 
 def _of(drop: str) -> dict[str, Exercise]:
@@ -21,35 +27,55 @@ def _of(drop: str) -> dict[str, Exercise]:
     )
 
 
+_begun: dict[tuple[str, str], cards.Deck] = {}  # (drop, day) -> the cards that it began with in this kernel
+
+
 def here(drop: str) -> None:
-    """At the beginning of a drop: print what is passed, and the mistakes made in the drop left last."""
-    _say(drop)
-    print(f'You know this drop already? progress.skip("{drop}") asks its exercise now.')
+    """At the beginning of a drop: print where the reader is, the mistakes made in the drop left last, and
+    which notebooks still run; show three cards of earlier drops, where some are due.
+    """
     done, known = passed.mine(), [drop_number(path) for path in notebooks() if drop_number(path) != drop]
+    if done != passed.Done():
+        print(f"{onward.where(done)} (progress.show() lists the exercises)")
+    if not onward.practised(drop, done):
+        print(f'You know this drop already? progress.skip("{drop}") asks its exercise now.')
     before = next((other for other in reversed(done.left) if other in known), None)
     for exercise in _of(before).values() if before else ():
         for name in [*getattr(done.exercises.get(exercise.name), "mistakes", {})][-1:]:
             said = f"last time, drop {before}, {exercise.name}: {name}. {exercise.advice(name)}"
             print(textwrap.fill(said, 100, subsequent_indent="    ", break_on_hyphens=False))
+    for name in _still_run() if passed.is_kept() else ():
+        print(f"{name} still runs, and its ranks hold memory. Menu Kernel, Shut Down Kernel, ends it there.")
+    begun = drop, str(date.today())
+    deck = _begun[begun] = _begun.get(begun) or cards.beginning(begun[1])
+    if deck.all:
+        print("Three cards" if len(deck.all) == 3 else "Cards", "of what you have read:")
+        display(deck)
 
 
-def leave(drop: str) -> cards.Deck:
-    """At its end: stop all ranks, print what is passed, and ask three cards."""
+def _still_run() -> list[str]:
+    """The course's notebooks, this one left out, whose kernels run: Jupyter names the notebook in a kernel's
+    environment, and processes of other users cannot be asked.
+    """
+    import psutil
+
+    names = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            names.add(process.environ().get("JPY_SESSION_NAME", ""))
+    others = {Path(name).name for name in names - {os.environ.get("JPY_SESSION_NAME")}}
+    return [path.name for path in notebooks() if path.name in others]
+
+
+def leave(drop: str) -> None:
+    """At its end: stop all ranks of this kernel, note the drop as read, and print what is passed."""
     for world in open_worlds():
         world.close()
+    passed.leave(drop)
     done = passed.mine()
-    done.left = [other for other in done.left if other != drop] + [drop]
-    passed.keep(done)
-    _say(drop)
-    return cards.Deck(cards.due(done)[:3])
-
-
-def _say(drop: str) -> None:
-    done, names = passed.mine().passed, [x.name for x in _of(drop).values()]
-    known = {name for of_one in exercises().values() for name in of_one}  # a file may name what is gone
-    marks = ", ".join(f"{'✓' if name in done else '○'} {name}" for name in names)
-    print(f"drop {drop}: {sum(n in done for n in names)} of {len(names)} exercises passed: {marks}")
-    print(f"all drops: {len(done & known)} passed (progress.show() lists them)")
+    marks = ", ".join(f"{'✓' if name in done.passed else '○'} {name}" for name in exercises()[drop])
+    print(f"drop {drop}: {marks}")
+    print(f"{onward.where(done)} (progress.show() lists the exercises)")
 
 
 def skip(drop: str) -> None:
@@ -63,7 +89,8 @@ def skip(drop: str) -> None:
         return
     path = next(p for p in notebooks() if drop_number(p) == drop)
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    get_ipython().set_next_input(next(source for source in cells if f"{left[0]}.check(" in source))
+    source = next(source for source in cells if f"{left[0]}.check(" in source)
+    get_ipython().set_next_input(SKIPS + source)
 
 
 def show() -> Table:

@@ -20,9 +20,9 @@ import nbformat
 import pytest
 from test_notebooks import FOLDER, NOTEBOOKS, text
 
-from drops import b1, d01, d07
+from drops import b1, d01, d02, d07
 from helpers import predict
-from helpers.practice import cards, onward, passed, progress, quiz
+from helpers.practice import books, cards, onward, passed, progress, quiz
 from helpers.practice.books import module_of
 from helpers.practice.engine import compiled
 from three_axes.__main__ import main
@@ -202,6 +202,7 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
     file = tmp_path / "progress.json"
     monkeypatch.setenv("THREE_AXES_PROGRESS", str(file))
     names = [n for group in progress.exercises().values() for n in group]
+    assert all(set(one) <= set(progress.exercises()[drop]) for drop, one in books.lessons().items())
     assert len(names) == len(set(names)) >= 20 and set(progress.exercises()) == set(BOOKS)
     assert f"0 of {len(names)} exercises passed" in repr(progress.show())
     wrong = d01.fingerprints.check(lambda small, large: "data")
@@ -209,12 +210,14 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
     assert d01.fingerprints.check(OWN).kind == "right"
     assert d01.fingerprints.check(lambda small, large: "data").kind == "wrong"  # not counted any more
     expected = {"tries": 2, "passed": True, "mistakes": {wrong.misconception: 1}}
-    stored = {"exercises": {"traffic fingerprints": expected}, "left": [], "cards": {}, "quiz": {}}
+    stored = {"exercises": {"traffic fingerprints": expected}, "left": ["01"]}
+    stored |= {"cards": {}, "asked": {}, "quiz": {}}
     assert json.loads(file.read_text()) == stored
     assert f"1 of {len(names)} exercises passed" in repr(progress.show())
     attempts = {"tries": "1"}, {"tries": -1}, {"passed": 1}, {"mistakes": []}, {"mistakes": {"b": True}}
     strange = [{"exercises": {"a": fields}} for fields in attempts]
     strange += [[], {"a": 1}, {"left": 3}, {"cards": {"a": 1}}, {"cards": {"a": [1, "tomorrow"]}}]
+    strange += [{"asked": ["a"]}, {"asked": {"a": "yesterday"}}]
     for broken in map(json.dumps, strange):
         file.write_text(broken)
         assert passed.mine() == passed.Done()
@@ -247,21 +250,25 @@ def test_the_course_knows_what_comes_next_and_what_went_wrong_last_time(monkeypa
     wrong = d01.fingerprints.check(lambda small, large: "data")
     assert opens() == "01"
     solved = d01.fingerprints.check(OWN)
-    assert solved.next[1] == progress.notebooks()[1].name and "Next: drop 02." in repr(solved)
+    assert solved.next[1] == progress.notebooks()[1].name
+    assert "1 of 14 drops done. Next: drop 02." in repr(solved)
     assert f'<a href="{solved.next[1]}">' in solved._repr_html_() and opens() == "02"
-    progress.leave("01")
     capsys.readouterr()
     progress.here("02")
     said = " ".join(capsys.readouterr().out.split())
+    assert "1 of 14 drops done" in said and "Three cards" in said
     assert f"last time, drop 01, traffic fingerprints: {wrong.misconception}." in said
     progress.leave("05")  # read, and not practised
     assert opens() == "05"
-    for name in progress.exercises()["07"][:1]:
-        passed.note(name, None)
+    passed.note(d07.one_f_one_b.name, None)  # which is for another day
     assert opens() == "07"
     assert onward.after(d07.one_f_one_b.name, d07.__name__) == (f"Next in this drop: {d07.share.name}.", "")
     passed.note(d07.share.name, None)
     assert onward.after(d07.share.name, d07.__name__)[1].startswith("08_")
+    for name in d02.average.name, d02.step.name:  # a lesson is enough, and leaves its drop's others open
+        passed.note(name, None)
+    assert onward.after(d02.average.name, d02.__name__)[1].startswith("08_")
+    assert onward.after(d02.step.name, d02.__name__) == (f"Next in this drop: {d02.ring.name}.", "")
     for names in progress.exercises().values():
         for name in names:
             passed.note(name, None)
@@ -272,8 +279,14 @@ def test_the_course_knows_what_comes_next_and_what_went_wrong_last_time(monkeypa
 def test_a_drop_can_be_tested_out(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
     cells = []
-    shell = SimpleNamespace(set_next_input=cells.append)
+    shell = SimpleNamespace(set_next_input=cells.append, user_ns={"In": cells})
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    progress.skip("01")
+    solved = d01.fingerprints.check(OWN)
+    assert solved.next[1].startswith("02_") and passed.mine().left == [], "nobody has read it"
+    cells[:] = ["d01.fingerprints.check(mine)"]
+    assert d01.fingerprints.check(OWN).next == solved.next and passed.mine().left == ["01"]
+    cells.clear()
     progress.skip("07")
     passed.note(d07.one_f_one_b.name, None)
     progress.skip("07")
@@ -286,13 +299,18 @@ def test_a_drop_can_be_tested_out(monkeypatch, tmp_path, capsys):
 def test_cards_come_back_by_spacing(monkeypatch, tmp_path):
     monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
     first = cards.load("01")
-    deck = progress.leave("01")
+    in_days = lambda n: str(date.today() + timedelta(n))
+    assert cards.beginning(in_days(0)).all == []
+    passed.leave("01")
+    deck = cards.beginning(in_days(0))
     assert deck.all == first[:3]
     deck.know(), deck.not_yet()
     seen = passed.mine().cards
-    in_days = lambda n: str(date.today() + timedelta(n))
     assert seen == {first[0].front: (1, in_days(1)), first[1].front: (0, in_days(0))}
-    assert progress.leave("02").all == [first[1], *cards.load("02")[:2]]
+    passed.leave("02")
+    assert cards.beginning(in_days(0)).all == [*cards.load("02"), *first[3:]][:3], "none twice in a day"
+    assert first[1] in cards.deck().all and first[0] not in cards.deck().all
+    assert cards.beginning(in_days(1)).all == [first[1], *cards.load("02")[:2]]
     assert set(cards.deck().all) == set(cards.load("01", "02")) - {first[0]}
     cards.Deck(first[:1]).know()  # once more on the same day: it counts once
     assert passed.mine().cards[first[0].front] == (1, in_days(1))
@@ -302,6 +320,38 @@ def test_cards_come_back_by_spacing(monkeypatch, tmp_path):
         passed.keep(done)
         cards.Deck(first[:1]).know()
         assert passed.mine().cards[first[0].front] == (times + 1, in_days(days))
+
+
+def test_a_drop_begins_with_what_is_due_and_names_the_notebooks_that_still_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
+    monkeypatch.setattr(progress, "_begun", {})
+    shown = []
+    monkeypatch.setattr(progress, "display", shown.append)
+
+    def said(drop: str) -> str:
+        progress.here(drop)
+        return capsys.readouterr().out
+
+    assert said("01") == 'You know this drop already? progress.skip("01") asks its exercise now.\n'
+    assert not shown, "nothing is known of the reader, and nothing is asked: so it is stored"
+    d01.fingerprints.check(OWN)
+    assert "Three cards" in said("02") and "1 of 14 drops done" in said("02")
+    assert len(shown) == 2 and shown[0] is shown[1], "the cell has run again"
+    assert "You know this drop already?" not in said("01")
+    other = {"JPY_SESSION_NAME": str(tmp_path / "my" / progress.notebooks()[0].name)}
+    sleeps = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    with subprocess.Popen(sleeps, env=os.environ | other, stdout=subprocess.PIPE) as kernel:
+        kernel.stdout.readline()
+        assert f"{progress.notebooks()[0].name} still runs" in said("02")
+        monkeypatch.setenv("JPY_SESSION_NAME", other["JPY_SESSION_NAME"])
+        assert "still runs" not in said("01"), "it is this one"
+        monkeypatch.delenv("JPY_SESSION_NAME")
+        assert kernel.poll() is None
+        kernel.kill()
+    assert "still runs" not in said("02")
+    monkeypatch.setenv("THREE_AXES_PROGRESS", "")
+    progress.leave("02")
+    assert capsys.readouterr().out.startswith("drop 02: ○ the mean of unequal shares, ○")
 
 
 def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys):

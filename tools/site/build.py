@@ -17,12 +17,11 @@ from pathlib import Path, PurePosixPath
 from bs4 import BeautifulSoup, Tag
 from tqdm import tqdm
 
-from helpers.practice import cards, drop_number, notebooks
+from helpers.practice import LATER, cards, drop_number, notebooks
 from three_axes.files import find
 
 from .. import slides
 from ..colab import published
-from ..pages import LATER
 from ..printables import cheatsheet_body, rendered
 from . import drop, frames
 from .first import first
