@@ -4,10 +4,11 @@
 # make lint   the style
 # make attempts   every wrong attempt at an exercise that is written down, and what it is told
 # make cards, make cheatsheet, make slides (make slides DROP=07): printed things and decks, into build/
-# make site   all of it as pages to look at or to publish, build/site/index.html
-# make colab  each notebook with the whole course in it, into build/colab: upload one to Colab or Kaggle
+# make site   all of it as pages to look at or to publish, build/site/index.html; installs no torch
+# make colab  each notebook with the whole course in it, into build/colab: upload one to Colab or Kaggle.
+#             It takes a second, and installs nothing
 # make colab REPO=owner/name   once the course is published: links that open it in Colab
-# All first make a virtual environment in .venv, once. PYTHON=python3.12 is another Python.
+# All others first make a virtual environment in .venv, once. PYTHON=python3.12 is another Python.
 # On Linux without an NVIDIA GPU torch comes from PyTorch's index of CPU builds, if that answers.
 # TORCH=default takes pip's own; TORCH=URL, or file:///FOLDER, another index.
 
@@ -21,10 +22,13 @@ TORCH ?= auto
 VENV ?= .venv
 READY := $(VENV)/.ready
 COURSE := $(VENV)/.course
+PAGES := $(VENV)/.pages
 BIN := $(VENV)/bin
 PEERS ?= .venv-peers
 CPU_BUILDS := https://download.pytorch.org/whl/cpu
 PIP := -m pip --disable-pip-version-check install --constraint constraints.txt
+NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+  { echo "Three Axes needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 TORCH_FROM = $(BIN)/python $(PIP) --no-deps torch --index-url
 
 .PHONY: lab test test-all test-gpu attempts lint refresh bench planner-tables cards cheatsheet worksheets site slides colab clean
@@ -64,17 +68,18 @@ planner-tables: $(READY)
 	$(BIN)/python tests/plan/published.py --published $(PUBLISHED)
 	$(BIN)/python tests/plan/recommended.py --published $(PUBLISHED)
 
-cards cheatsheet worksheets: $(COURSE)
+cards cheatsheet worksheets: $(PAGES)
 	$(BIN)/python -m tools.printables $@
 
-site: $(COURSE)
+site: $(PAGES)
 	$(BIN)/python -m tools.site
 
-slides: $(COURSE)
+slides: $(PAGES)
 	$(BIN)/python -m tools.slides $(DROP)
 
-colab: $(COURSE)
-	$(BIN)/python -m tools.colab $(REPO)
+colab:
+	@$(NEW_ENOUGH)
+	$(PYTHON) -m tools.colab $(REPO)
 
 clean:
 	rm -rf $(VENV) $(PEERS) build
@@ -88,12 +93,19 @@ $(READY): $(COURSE)
 	$(BIN)/python $(PIP) --quiet --editable '.[test]'
 	@touch $@
 
-# torch comes first, alone: what it needs is fetched above, from the usual index.
-$(VENV)/.torch:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Three Axes needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@echo "Installing into $(VENV), once, with what pip says. It takes 1.6 GB on disk; with CUDA's libraries 5 to 7."
+# What the pages, slides and printed things need: no torch.
+$(PAGES): pyproject.toml constraints.txt | $(VENV)/.made
+	$(BIN)/python $(PIP) --quiet --editable '.[pages]'
+	@touch $@
+
+$(VENV)/.made:
+	@$(NEW_ENOUGH)
 	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch comes first, alone: what it needs is fetched above, from the usual index.
+$(VENV)/.torch: | $(VENV)/.made
+	@echo "Installing into $(VENV), once, with what pip says. It takes 1.6 GB on disk; with CUDA's libraries 5 to 7."
 	@if [ "$(TORCH)" = default ]; then :; \
 	elif [ "$(TORCH)" != auto ]; then $(TORCH_FROM) "$(TORCH)"; \
 	elif [ "$$(uname -s)" != Linux ] || [ -e /dev/nvidiactl ] || [ -e /usr/lib/wsl/lib/libcuda.so.1 ]; then :; \

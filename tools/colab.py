@@ -3,6 +3,8 @@
 python -m tools.colab              build/colab/NN.ipynb, each with the whole course: upload one, run it
 python -m tools.colab owner/name   badges, for a course that is published on GitHub
 
+Nothing needs to be installed for it: any Python from 3.11 on makes them, in a second.
+
 Colab opens a file of the repository as it is stored, and no metadata is sure to hide an output there. So both
 kinds are copies without outputs, and a prediction comes before its answer.
 """
@@ -11,14 +13,13 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 import sys
 import zipfile
 from pathlib import Path
 
-import nbformat
-
-from helpers.practice import BUILD, drop_number, notebooks
+from helpers.practice import BUILD, drop_number, notebooks, read_book, write_book
 from three_axes.files import find
 
 from .lab import blank
@@ -108,27 +109,29 @@ def setup_of(repo: str, up: str) -> str:
     return re.sub(r"\{(up|fetched|help)\}", lambda name: there[name[0]], SETUP)
 
 
-def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nbformat.NotebookNode:
+def stamp(notebook: dict, name: str, repo: str = UNNAMED) -> dict:
     """Put the setup cell behind the title, and with a real `repo` a badge under it.
 
     name: its path in the folder of notebooks. Doing it twice, or for another repo, leaves one of each.
     """
-    title, *rest = notebook.cells
-    head, _, rest_of_it = re.sub(r"\n\[!\[Open in Colab\].*\n", "", title.source).partition("\n")
+    title, *rest = notebook["cells"]
+    head, _, rest_of_it = re.sub(r"\n\[!\[Open in Colab\].*\n", "", title["source"]).partition("\n")
     badge = "" if repo == UNNAMED else f"\n{BADGE.format(repo=repo, name=name)}\n"
-    title.source = f"{head}\n{badge}{rest_of_it}"
+    title["source"] = f"{head}\n{badge}{rest_of_it}"
     up = "/".join([".."] * len(Path(name).parts))  # from the notebook's folder to the course's
     source = FIRST + setup_of(repo, up) + HERE.format(number=drop_number(Path(name)))
-    setup = nbformat.v4.new_code_cell(source, metadata=FOLDED)
-    if rest and "setup" in rest[0].metadata.get("tags", []):
-        old = rest.pop(0)
-        setup.execution_count, setup.outputs = old.execution_count, old.outputs
-    notebook.cells = [title, setup, *rest]
+    setup = {"cell_type": "code", "id": "setup", "execution_count": None, "outputs": []}
+    if rest and "setup" in rest[0]["metadata"].get("tags", []):
+        setup = rest.pop(0)
+    notebook["cells"] = [title, setup | {"source": source, "metadata": FOLDED}, *rest]
     return notebook
 
 
 def linked(readme: str, repo: str) -> str:
-    """The README with its paragraph on Colab for a real `repo`. Doing it twice changes nothing more."""
+    """The README with its clone and its paragraph on Colab for a real `repo`. Doing it twice changes nothing
+    more.
+    """
+    readme = re.sub(r"(git clone https://github\.com/)[\w.-]+/[\w.-]+", rf"\g<1>{repo}", readme)
     first = f"{AT}/github/{repo}/blob/main/colab/{notebooks()[0].name}"
     told = (
         f"**Colab.** [Open drop 01]({first}), or another of the folder `colab`. The first cell fetches the"
@@ -151,6 +154,8 @@ def parcel() -> str:
             folder = find(name)
             for path in sorted(p for p in folder.rglob("*") if p.is_file()):
                 inside = path.relative_to(folder).as_posix()
+                if name == "notebooks" and path.suffix != ".ipynb" and not inside.startswith("drops/"):
+                    continue  # what a reader's own work has put there
                 # JupyterLab's checkpoints have a reader's answers.
                 left_out = "__pycache__", ".ipynb_checkpoints"
                 if (
@@ -161,15 +166,15 @@ def parcel() -> str:
                     continue
                 content = path.read_bytes()
                 if path.suffix == ".ipynb":
-                    content = nbformat.writes(blank(nbformat.reads(content, as_version=4))).encode()
+                    content = json.dumps(blank(read_book(path)), ensure_ascii=False).encode()
                 z.writestr(f"{name}/{inside}", content)
     return base64.b85encode(packed.getvalue()).decode()
 
 
-def carrying(notebook: nbformat.NotebookNode, course: str) -> nbformat.NotebookNode:
+def carrying(notebook: dict, course: str) -> dict:
     """The notebook without outputs, and with the course in its setup cell."""
-    setup = notebook.cells[1]
-    setup.source = setup.source.replace('PARCEL = ""', f"PARCEL = {course!r}")
+    setup = notebook["cells"][1]
+    setup["source"] = setup["source"].replace('PARCEL = ""', f"PARCEL = {course!r}")
     return blank(notebook)
 
 
@@ -179,8 +184,8 @@ def make_parcels() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for path in notebooks():
         name = path.relative_to(find("notebooks")).as_posix()
-        stamped = stamp(nbformat.read(path, as_version=4), name)
-        nbformat.write(carrying(stamped, course), folder / f"{drop_number(path)}.ipynb")
+        stamped = stamp(read_book(path), name)
+        write_book(carrying(stamped, course), folder / f"{drop_number(path)}.ipynb")
     size = f"{len(course) / 1e6:.1f} MB"
     print(f"{len(notebooks())} notebooks in {folder}, each with the course ({size}): upload one to Colab")
 
@@ -191,13 +196,13 @@ def make_colab(repo: str) -> None:
         raise ValueError(f"{repo!r} is no repository; give owner/name, as in make colab REPO=owner/name")
     for path in notebooks():
         name = path.relative_to(find("notebooks")).as_posix()
-        notebook = stamp(nbformat.read(path, as_version=4), name, repo)
-        for i, cell in enumerate(notebook.cells):
-            cell.id = f"drop-{path.name[:2]}-{i:02d}"
-        nbformat.write(notebook, path)
+        notebook = stamp(read_book(path), name, repo)
+        for i, cell in enumerate(notebook["cells"]):
+            cell["id"] = f"drop-{path.name[:2]}-{i:02d}"
+        write_book(notebook, path)
         copy = find("notebooks").parent / "colab" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
-        nbformat.write(blank(notebook), copy)
+        write_book(blank(notebook), copy)
     readme = find("README.md")
     readme.write_text(linked(readme.read_text(encoding="utf-8"), repo), encoding="utf-8")
     for file in (find("pyproject.toml"), find("CITATION.cff")):

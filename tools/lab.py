@@ -17,28 +17,26 @@ from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import quote
 
-import nbformat
-
 from helpers.live import LIVE
-from helpers.practice import drop_number, notebooks, onward, passed
+from helpers.practice import drop_number, notebooks, onward, passed, read_book, write_book
 from three_axes.files import course_on_path, find
 
 MADE_FROM = "three_axes_made_from"  # in a copy's metadata: the version of its drop
 
 
-def version(notebook: nbformat.NotebookNode) -> str:
+def version(notebook: dict) -> str:
     """Changes when something changes that the reader reads or runs; outputs do not count."""
-    cells = [(cell.cell_type, cell.source) for cell in notebook.cells]
+    cells = [(cell["cell_type"], cell["source"]) for cell in notebook["cells"]]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:16]
 
 
-def blank(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+def blank(notebook: dict) -> dict:
     """The notebook as nobody has run it yet."""
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-    notebook.metadata.pop("widgets", None)
-    notebook.metadata[MADE_FROM] = version(notebook)
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell |= {"outputs": [], "execution_count": None}
+    notebook["metadata"].pop("widgets", None)
+    notebook["metadata"][MADE_FROM] = version(notebook)
     return notebook
 
 
@@ -74,16 +72,16 @@ def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
         told, outdated = [], []
         for n, path in stored.items():
             copy = folder / path.relative_to(find("notebooks"))
-            drop = blank(nbformat.read(path, as_version=4))
+            drop = blank(read_book(path))
             if copy.exists() and n not in fresh:
-                if _made_from(copy) != drop.metadata[MADE_FROM]:
+                if _made_from(copy) != drop["metadata"][MADE_FROM]:
                     outdated.append(n)
                 continue
             if copy.exists():
                 told.append(f"{copy} is new. What you had is {_put_away(copy)}.")
             copy.parent.mkdir(exist_ok=True)
             half = copy.with_suffix(".part")  # a copy is there whole or not at all
-            half.write_text(nbformat.writes(drop), encoding="utf-8")
+            write_book(drop, half)
             half.replace(copy)
     except OSError as e:
         raise ValueError(f"{folder} cannot hold the notebooks ({e.strerror}); name another folder") from None

@@ -6,14 +6,13 @@ python -m tools.pages writes all that anew, after a title, a text or an exercise
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from pathlib import Path
 
 import nbformat
 
-from helpers.practice import LATER, Exercise, drop_number, module_of, notebooks
+from helpers.practice import LATER, Written, drop_number, notebooks, written
 from three_axes.files import find
 
 CORE = 6  # minutes that every core promises; what a core may hold is in tests/notebooks/test_notebooks.py
@@ -63,11 +62,11 @@ def lesson(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 def exercises(
     notebook: nbformat.NotebookNode, cells: list[nbformat.NotebookNode] | None = None
-) -> list[Exercise]:
+) -> list[Written]:
     """The exercises that the notebook checks, in order; of `cells` alone where they are given."""
-    drop = importlib.import_module(module_of(notebook.cells[0].source.split()[1]))  # "# 07 · Microbatches …"
+    known = written(notebook.cells[0].source.split()[1])  # "# 07 · Microbatches …"
     code = "\n".join(cell.source for cell in cells or notebook.cells if cell.cell_type == "code")
-    return [getattr(drop, name) for name in re.findall(r"(\w+)\.check\(", code)]
+    return [known[name] for name in re.findall(r"(\w+)\.check\(", code)]
 
 
 def minutes(notebook: nbformat.NotebookNode) -> tuple[int, int]:

@@ -4,7 +4,10 @@ from three_axes.doors import door
 
 __getattr__, __dir__ = door(
     __name__,
-    books=["BUILD", "LATER", "answering", "drop_number", "exercises", "module_of", "notebooks"],
+    books=[
+        *("BUILD", "LATER", "Written", "answering", "drop_number", "exercises", "module_of", "notebooks"),
+        *("read_book", "solutions_hidden", "write_book", "written"),
+    ],
     cards=["Card", "load"],
     defence=["Defence"],
     diagnose=["Illegal", "idle", "read", "run"],

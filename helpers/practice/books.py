@@ -1,11 +1,13 @@
-"""Where the notebooks are, and where what is made of them goes."""
+"""Where the notebooks and their exercises are, read without PyTorch, and where what is made of them goes."""
 
 from __future__ import annotations
 
 import ast
 import itertools
 import json
+import os
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 BUILD = Path("build")  # in the reader's folder
 LATER = "## For another day"  # ends the lesson
+PUZZLE = 12  # minutes from which on the solution's lines, out of their order, are a hint
 
 
 def notebooks() -> list[Path]:
@@ -35,21 +38,74 @@ def module_of(number: str) -> str:
     return "drops." + (f"d{number}" if number.isdigit() else number)
 
 
+def read_book(path: Path) -> dict:
+    """A notebook as its file has it, but for each cell's source, which is one text."""
+    book = json.loads(path.read_text(encoding="utf-8"))
+    for cell in book["cells"]:
+        cell["source"] = "".join(cell["source"])
+    return book
+
+
+def write_book(book: dict, path: Path) -> None:
+    """Write what `read_book` returned, in nbformat's own layout."""
+    cells = [cell | {"source": cell["source"].splitlines(True)} for cell in book["cells"]]
+    text = json.dumps(book | {"cells": cells}, ensure_ascii=False, indent=1, sort_keys=True)
+    path.write_text(f"{text}\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Written:
+    """An exercise as its file has it. solution: the source of the function that passes."""
+
+    name: str
+    minutes: int
+    hints: list[str]
+    solution: str
+
+    @property
+    def steps(self) -> list[str]:
+        """The hints; of the hardest exercises the second has the solution's lines, to be put in order."""
+        return self.hints[:1] + [_puzzle(self.solution)] * (self.minutes >= PUZZLE) + self.hints[1:]
+
+
+def _puzzle(function: str) -> str:
+    """The lines of a function, sorted by their letters."""
+    (made,) = ast.parse(function).body
+    assert isinstance(made, ast.FunctionDef)
+    has_docstring = ast.get_docstring(made) is not None
+    lines = "\n".join(map(ast.unparse, made.body[has_docstring:])).splitlines()
+    sort = "\n".join(sorted(line.strip() for line in lines))
+    return f"Put these lines in order, and indent those that belong to others.\n\n```python\n{sort}\n```"
+
+
 @cache
-def _named(drop: str) -> dict[str, str]:
-    """'fingerprints' -> 'traffic fingerprints', for a drop's exercises in order: read from its file, which
-    need not be imported.
-    """
-    file = find(f"notebooks/{module_of(drop).replace('.', '/')}/exercises.py")
-    body = ast.parse(file.read_text(encoding="utf-8")).body
-    made = [line for line in body if isinstance(line, ast.Assign) and isinstance(line.value, ast.Call)]
-    hinting = [line for line in made if "hints" in (word.arg for word in line.value.keywords)]
-    return {line.targets[0].id: ast.literal_eval(line.value.args[0]) for line in hinting}
+def written(drop: str) -> dict[str, Written]:
+    """Name in the drop's file -> exercise, in order: read from the file, which need not be imported."""
+    text = find(f"notebooks/{module_of(drop).replace('.', '/')}/exercises.py").read_text(encoding="utf-8")
+    body = ast.parse(text).body
+    lines = text.splitlines(keepends=True)
+    made = [line for line in body if isinstance(line, ast.FunctionDef | ast.ClassDef)]
+    sources = {one.name: "".join(lines[one.lineno - 1 : one.end_lineno]) for one in made}
+    found = {}
+    for line in body:
+        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Call):
+            named = {word.arg: word.value for word in line.value.keywords}
+            if "hints" in named:
+                name, function, *_ = line.value.args
+                minutes, hints = (ast.literal_eval(named[word]) for word in ("minutes", "hints"))
+                one = Written(ast.literal_eval(name), minutes, hints, sources[ast.unparse(function)])
+                found[ast.unparse(line.targets[0])] = one
+    return found
+
+
+def solutions_hidden() -> bool:
+    """Whether a teacher has put the solutions away."""
+    return os.environ.get("THREE_AXES_SOLUTIONS") == "hidden"
 
 
 def exercises() -> dict[str, list[str]]:
     """Drop -> the names of its exercises, in order."""
-    return {drop: list(_named(drop).values()) for drop in map(drop_number, notebooks())}
+    return {drop: [one.name for one in written(drop).values()] for drop in map(drop_number, notebooks())}
 
 
 @cache
@@ -57,24 +113,30 @@ def lessons() -> dict[str, list[str]]:
     """Drop -> the names of those exercises that its notebook checks before what is for another day."""
     named = {}
     for path in notebooks():
-        sources = ("".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
+        sources = (cell["source"] for cell in read_book(path)["cells"])
         lesson = "\n".join(itertools.takewhile(lambda source: not source.startswith(LATER), sources))
-        checked = re.findall(r"(\w+)\.check\(", lesson)
-        named[drop_number(path)] = [_named(drop_number(path))[name] for name in checked]
+        known, checked = written(drop_number(path)), re.findall(r"(\w+)\.check\(", lesson)
+        named[drop_number(path)] = [known[name].name for name in checked]
     return named
 
 
 def answering(notebook: NotebookNode) -> dict[str, list[str]]:
     """Cell id -> the predictions that its output may answer: `guess` for the cells behind
-    `guess = predict(…)`, up to the one with `guess.reveal(…)`.
+    `guess = predict(…)`, up to the one with `guess.reveal(…)`, and on to the next heading: what is drawn there
+    shows the answer too.
     """
     answered_by: dict[str, list[str]] = {}
     open_: list[str] = []
+    revealed: set[str] = set()
     for cell in notebook.cells:
         if cell.cell_type != "code":
+            if re.search(r"^##+ ", cell.source, re.M):
+                open_ = [name for name in open_ if name not in revealed]
             continue
         if open_:
             answered_by[cell.id] = list(open_)
-        open_ = [name for name in open_ if f"{name}.reveal(" not in cell.source]
-        open_ += re.findall(r"(\w+) = predict\(", cell.source)
+        revealed |= {name for name in open_ if f"{name}.reveal(" in cell.source}
+        asked = re.findall(r"(\w+) = predict\(", cell.source)
+        open_ = [name for name in open_ if name not in asked] + asked
+        revealed -= set(asked)
     return answered_by

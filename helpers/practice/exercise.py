@@ -13,7 +13,6 @@ import dis
 import inspect
 import io
 import itertools
-import os
 import re
 import sys
 import textwrap
@@ -29,6 +28,7 @@ from three_axes import lines
 from ..live import live, question
 from ..ranks import RankError, output
 from . import onward, passed
+from .books import Written, solutions_hidden
 from .runs import Endless
 
 if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
 
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!", "not counted": "○"}
 LEVELS = {"easy": 5, "medium": 9, "hard": 60}  # name -> minutes, at most
-PUZZLE = 12  # minutes from which on the solution's lines, out of their order, are a hint
 COLOURS = {"right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}  # else grey
 PRINTS = 1000  # lines of one rank in one call, from which on they are what takes its time
 
@@ -177,7 +176,11 @@ class Exercise:
     @property
     def steps(self) -> list[str]:
         """The hints; of the hardest exercises the second has the solution's lines, to be put in order."""
-        return self.hints[:1] + [_puzzle(self.reference)] * (self.minutes >= PUZZLE) + self.hints[1:]
+        return Written(self.name, self.minutes, self.hints, self._solution).steps
+
+    @property
+    def _solution(self) -> str:
+        return textwrap.dedent(inspect.getsource(self.reference))
 
     def hint(self) -> _Text:
         """The next hint; after the last one, where to find the solution."""
@@ -192,9 +195,9 @@ class Exercise:
 
         With THREE_AXES_SOLUTIONS=hidden in the environment it stays hidden: for classes.
         """
-        if os.environ.get("THREE_AXES_SOLUTIONS") == "hidden":
+        if solutions_hidden():
             return _Text("Your teacher has put the solutions away. hint() still helps.")
-        return _Text(textwrap.dedent(inspect.getsource(self.reference)), code=True)
+        return _Text(self._solution, code=True)
 
     def __repr__(self) -> str:
         return f"Exercise {self.name!r}: check(your_function), hint(), solution()"
@@ -380,14 +383,6 @@ class _Text:
 
     def _repr_markdown_(self) -> str:
         return f"```python\n{self.text}\n```" if self.code else self.text
-
-
-def _puzzle(function: Callable) -> str:
-    """The lines of a function, sorted by their letters."""
-    (made,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    lines = "\n".join(map(ast.unparse, made.body[function.__doc__ is not None :])).splitlines()
-    sort = "\n".join(sorted(line.strip() for line in lines))
-    return f"Put these lines in order, and indent those that belong to others.\n\n```python\n{sort}\n```"
 
 
 def names_in(function: Callable | CodeType) -> set[str]:

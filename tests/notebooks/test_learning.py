@@ -436,18 +436,18 @@ def test_a_student_can_neither_stop_the_class_nor_steer_who_reads(tmp_path, caps
 # -- Colab -------------------------------------------------------------------------------------------
 
 
-def sources(notebook) -> list[str]:
-    return [cell.source for cell in notebook.cells]
+def sources(notebook: dict) -> list[str]:
+    return [cell["source"] for cell in notebook["cells"]]
 
 
 def test_stamping_a_repository_is_idempotent_and_can_be_changed():
     for path in NOTEBOOKS:
-        plain, name = nbformat.read(path, as_version=4), path.relative_to(FOLDER).as_posix()
+        plain, name = books.read_book(path), path.relative_to(FOLDER).as_posix()
         once = colab.stamp(copy.deepcopy(plain), name, "owner/name")
         twice = colab.stamp(copy.deepcopy(once), name, "owner/name")
         other = colab.stamp(copy.deepcopy(once), name, "some/where")
         back = colab.stamp(copy.deepcopy(once), name)
-        assert sources(once) == sources(twice) and len(once.cells) == len(plain.cells)
+        assert sources(once) == sources(twice) and len(once["cells"]) == len(plain["cells"])
         title, setup = sources(once)[:2]
         assert title.count("colab-badge") == 1 and f"owner/name/blob/main/colab/{name}" in title
         assert "owner/name" in setup and "owner" not in "".join(sources(other)[:2])
@@ -472,6 +472,13 @@ def test_each_notebook_can_carry_the_whole_course_without_an_answer(carried):
         book = nbformat.read(path, as_version=4)
         assert path.stat().st_size < 1.3e6 and 'PARCEL = ""' not in book.cells[1].source
         assert not any(cell.get("outputs") for cell in book.cells)
+
+
+def test_a_bare_python_makes_them(tmp_path):
+    command = [sys.executable, "-S", "-m", "tools.colab"]  # without what is installed
+    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(list((tmp_path / "build" / "colab").glob("*.ipynb"))) == len(NOTEBOOKS)
 
 
 @pytest.mark.slow
@@ -517,6 +524,7 @@ def test_what_colab_opens_has_no_outputs(tmp_path, monkeypatch):
         assert any(c.get("outputs") for c in stored.cells)
     readme = (tmp_path / "README.md").read_text()
     assert readme.count("**Colab.**") == readme.count("owner/name/blob/main/colab/01_") == 1
+    assert readme.count("git clone https://github.com/owner/name && ") == 1
     assert 'Source = "https://github.com/owner/name"' in (tmp_path / "pyproject.toml").read_text()
     assert "repository-code: https://github.com/owner/name\n" in (tmp_path / "CITATION.cff").read_text()
 

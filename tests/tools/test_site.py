@@ -5,6 +5,8 @@ import json
 import random
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -197,9 +199,24 @@ def test_each_drop_leads_to_the_previous_and_the_next(pages):
 def test_what_answers_a_prediction_is_known():
     cell = nbformat.v4.new_code_cell
     asked, more = "guess = predict(1, 2)\nguess", "x = predict(3)"
-    sources = ["a", asked, "b", more, "guess.reveal(1)", "x.reveal(2)", "c"]
-    notebook = nbformat.v4.new_notebook(cells=[cell(source, id=f"c{i}") for i, source in enumerate(sources)])
-    assert answering(notebook) == {"c2": ["guess"], "c3": ["guess"], "c4": ["guess", "x"], "c5": ["x"]}
+    sources = ["a", asked, "b", more, "guess.reveal(1)", "x.reveal(2)", "drawn"]
+    cells = [cell(source, id=f"c{i}") for i, source in enumerate(sources)]
+    cells += [nbformat.v4.new_markdown_cell("and\n\n## Behind it"), cell("d", id="d")]
+    both = ["guess", "x"]
+    answers = {"c2": ["guess"], "c3": ["guess"], "c4": both, "c5": both, "c6": both}
+    assert answering(nbformat.v4.new_notebook(cells=cells)) == answers
+
+
+def test_pages_need_no_torch():
+    """`make site` installs none. Drop 02 has an exercise, its hints and a picture; 12 an explorer."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from helpers.practice import notebooks\nfrom tools import pages, printables, slides\n"
+        "from tools.site import build, drop, first\n"
+        "assert first.first() and all(map(drop.page, (notebooks()[1], notebooks()[11])))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 # -- GitHub ------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import nbformat
@@ -19,7 +18,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from helpers.draw import explore
-from helpers.practice import Exercise, answering, drop_number, module_of
+from helpers.practice import answering, drop_number, solutions_hidden, written
 from three_axes.files import find
 
 LIVE = ("schedules", "memory")  # explorers that have frames
@@ -60,12 +59,10 @@ def _role(cell: NotebookNode, drop: str) -> dict:
             "only": cell.source.startswith(asked[0]),
         }
     if checked := re.search(r"([\w.]+)\.check\(", cell.source):
-        exercise = getattr(import_module(module_of(drop)), checked[1].rpartition(".")[2])
-        assert isinstance(exercise, Exercise)
+        exercise = written(drop)[checked[1].rpartition(".")[2]]
         cell.outputs = []  # 'not started'
-        solution = exercise.solution()
-        shown = solution.text if solution.code else ""  # hidden for a class
-        return {"is": "practice", "hints": exercise.steps, "solution": shown}
+        solution = "" if solutions_hidden() else exercise.solution
+        return {"is": "practice", "hints": exercise.steps, "solution": solution}
     if shown := re.search(r"explore\.(\w+)\((.*)\)\s*$", cell.source):
         call = ast.parse(shown[0].strip(), mode="eval").body
         if shown[1] in LIVE:
