@@ -3,7 +3,8 @@
 Each student runs `three-axes class quiz before` in the folder of the notebooks, and `quiz after` at the end,
 and hands in the progress.json of that folder. Put them into FOLDER as NAME.json or as NAME/progress.json.
 `three-axes class collect FOLDER` prints what to discuss: the exercises that fewest have passed, and the
-mistakes made there. Then come what the quiz shows and a line for each student. Nothing is sent anywhere.
+mistakes made there. Then come the course's advice to each mistake, what the quiz shows, and a line for each
+student. Nothing is sent anywhere.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
-from helpers.practice import NAMES, STORIES, Done, Quiz, exercises, read_progress
+from helpers.practice import NAMES, STORIES, Done, Quiz, advice_to, exercises, read_progress
 from three_axes.foreign import plain
 from three_axes.table import Table
 from three_axes.terminal import fitted, put
@@ -69,19 +70,36 @@ def to_discuss(students: Class) -> Table:
     return Table(columns, [cells for *_, cells in sorted(rows)], title=title)
 
 
+def advice(students: Class) -> Table:
+    """What the course says to each mistake that was made, the one of most students first."""
+    drops, made = _drops(), Counter()
+    for _, done in students:
+        made.update((name, mistake) for name, one in done.exercises.items() for mistake in one.mistakes)
+    rows = []
+    for (name, mistake), n in made.most_common():
+        if name in drops and (said := advice_to(drops[name], name, mistake)):
+            rows.append([drops[name], mistake, str(n), said])
+    return Table(["drop", "mistake", "students", "advice"], rows, title="What to say to it")
+
+
 def gain(students: Class) -> Table:
-    """How many had each question of the quiz right, before the course and after it."""
-    told = {
-        story: [d.quiz[story] for _, d in students if len(d.quiz.get(story, ())) == len(NAMES)]
-        for story in STORIES
-    }
+    """How many had each question of the quiz right, before the course and after it, of those students who
+    have answered both; while nobody has, of those who have answered the one or the other.
+    """
+    whole = lambda done, story: len(done.quiz.get(story, ())) == len(NAMES)
+    some = [[story for story in STORIES if whole(done, story)] for _, done in students]
+    both = sum(len(stories) == 2 for stories in some)
+    counted = [(done, has) for (_, done), has in zip(students, some) if len(has) == 2 or not both]
+    told = {story: [done.quiz[story] for done, has in counted if story in has] for story in STORIES}
     rows = []
     for i, name in enumerate(NAMES):
         right = [sum(answers[i] for answers in told[story]) for story in STORIES]
-        shares = [n / len(told[story]) for n, story in zip(right, STORIES) if told[story]]
-        more = f"{100 * (shares[1] - shares[0]):+.0f} points" if len(shares) == 2 else ""
+        more = f"{100 * (right[1] - right[0]) / both:+.0f} points" if both else ""
         rows.append([name, *(f"{n} of {len(told[story])}" for n, story in zip(right, STORIES)), more])
-    return Table(["question", *STORIES, "gain"], rows, title="The quiz")
+    one = sum(len(stories) == 1 for stories in some)
+    left_out = " (left out)" if both and one else ""
+    title = f"The quiz: students with before and after {both}, with only one of them {one}{left_out}"
+    return Table(["question", *STORIES, "gain"], rows, title=title)
 
 
 def by_student(students: Class) -> Table:
@@ -134,7 +152,9 @@ def run(args: Namespace) -> int:
         return 0
     students, unread = collect(args.folder)
     quiz = {"quiz": gain(students)} if any(done.quiz for _, done in students) else {}
-    tables = {"to_discuss": to_discuss(students), **quiz, "students": by_student(students)}
+    said = advice(students)
+    what_to_say = {"advice": said} if said.rows else {}
+    tables = {"to_discuss": to_discuss(students), **what_to_say, **quiz, "students": by_student(students)}
     if args.json:
         rows = {name: [dict(zip(table.columns, row)) for row in table.rows] for name, table in tables.items()}
         text = json.dumps(rows | {"unread": unread})

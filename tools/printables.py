@@ -28,8 +28,10 @@ table { font-size: 8.2pt; line-height: 1.2 } td, th { padding: .6mm 1mm !importa
 .wall > table :is(td, th) { text-align: left !important; white-space: normal !important }
 .pair { display: grid; grid-template-columns: 3fr 2fr; gap: 6mm; margin-top: 3mm }"""
 EIGHT_TO_A_SHEET = """@page { size: A4; margin: 8mm }
-main { display: grid; grid-template-columns: 1fr 1fr }
-.card { height: 69mm }"""
+main, .face { margin: 0; padding: 0; max-width: none } h1 { display: none }
+.face { display: grid; grid-template-columns: 1fr 1fr; break-after: page }
+.card { height: 69mm; box-sizing: border-box; margin: 0 }"""
+SHEET = 8
 
 
 def rendered(name: str, **values: object) -> str:
@@ -42,16 +44,17 @@ def rendered(name: str, **values: object) -> str:
 
 
 def write_cards(folder: Path) -> None:
-    """cards.html with a card to a page, answers behind; cards-eight-to-a-sheet.html; cards-anki.txt for Anki.
-    A browser makes a PDF of the first two that has its headings and its order of reading.
+    """cards.html with a card to a page, its answer on the next; cards-eight-to-a-sheet.html, eight questions
+    and on the next page their answers, which lie behind them when the sheet is printed on both sides and
+    turned over its long edge; cards-anki.txt for Anki. A browser makes a PDF of the first two that has its headings and its order of reading.
     """
     folder.mkdir(parents=True, exist_ok=True)
     cards = load()
     pages = "".join(_face(c, c.front) + _face(c, c.back) for c in cards)
-    sheets = "".join(_face(c, c.front, c.back) for c in cards)
+    sheets = "".join(_sheet(cards[i : i + SHEET]) for i in range(0, len(cards), SHEET))
     for name, paper, body in (
         ("cards", ONE_TO_A_PAGE, pages),
-        ("cards-eight-to-a-sheet", EIGHT_TO_A_SHEET, f"<main>{sheets}</main>"),
+        ("cards-eight-to-a-sheet", EIGHT_TO_A_SHEET, sheets),
     ):
         page = rendered("printed", title="cards", paper=paper, body=body)
         (folder / f"{name}.html").write_text(page, encoding="utf-8")
@@ -65,10 +68,17 @@ def write_cards(folder: Path) -> None:
     )
 
 
-def _face(card: Card, text: str, behind: str = "") -> str:
-    """A card with its question or its answer, or with both."""
-    below = f"<p>{escape(behind)}</p>" if behind else ""
-    return f'<div class="card"><small>drop {card.drop}</small><p><b>{escape(text)}</b></p>{below}</div>'
+def _sheet(cards: list[Card]) -> str:
+    """A page of questions and one of answers, left and right exchanged."""
+    fronts, backs = ([_face(c, text(c)) for c in cards] for text in (lambda c: c.front, lambda c: c.back))
+    backs += ['<div class="card"></div>'] * (len(cards) % 2)
+    pairs = [backs[i + 1 - 2 * (i % 2)] for i in range(len(backs))]
+    return "".join(f'<div class="face">{"".join(face)}</div>' for face in (fronts, pairs))
+
+
+def _face(card: Card, text: str) -> str:
+    """A card with its question or its answer."""
+    return f'<div class="card"><small>drop {card.drop}</small><p><b>{escape(text)}</b></p></div>'
 
 
 # -- cheat sheet -------------------------------------------------------------------------------
@@ -111,7 +121,9 @@ def cheatsheet_body() -> str:
 
 
 def write_worksheets(folder: Path) -> None:
-    """worksheets.html: a page of A4 for each drop, with what it asks and room for answers."""
+    """worksheets.html: a page of A4 for each drop, with what it asks and room for answers. An exercise is its
+    task: its title may say the answer.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     pages = "".join(map(_worksheet, notebooks()))
     html = rendered("printed", title="worksheets", paper=WORKSHEET, body=pages)
@@ -124,13 +136,17 @@ def _worksheet(path: Path) -> str:
     told = unlinked("\n".join(cell.source for cell in cells if cell.cell_type == "markdown"))
     shown = (o.get("data", {}).get("text/plain", "") for c in cells for o in c.get("outputs", ()))
     predicted = [text.replace("○", "☐") for text in shown if "\n  ○ " in text]
-    practice = re.findall(r"(?m)^## (Practice.*)$", told)
+    practice = re.findall(r"(?m)^## Practice: .* · (.*)\n\n((?:(?!#).*\n?)*)", told)
+    stubs = (re.search(r"(?ms)^def .*?(?=^    \.\.\.)", c.source) for c in cells if ".check(" in c.source)
     questions = re.findall(r"<summary>(\d\. .*?)</summary>", told)
     columns = re.findall(r"(?m)^\|(.*)\|\s*$", told.split("## Cheat sheet")[1])[0].split("|")
     lines = '<p class="line"></p>'
     parts = [f"<h2>{escape(told.splitlines()[0].lstrip('# '))}</h2>", "<p>Name:</p>"]
     parts += [f"<pre>{escape(text)}</pre><p>because</p>{lines}" for text in predicted]
-    parts += [f"<h3>{escape(asked)}</h3>{2 * lines}" for asked in practice]
+    for (time, task), stub in zip(practice, stubs):
+        task = re.sub(r"(?m)`[^`]*\.hint\(\)`.*?\.(?=\s|$)|^\|.*$", "", task)  # and a table is in the notebook
+        parts += [f"<h3>Practice: {escape(time)}</h3><p>{escape(_plain(task))}</p>"]
+        parts += [f"<pre>{escape(stub[0])}</pre>" if stub else "", 2 * lines]
     parts += [f"<p>{escape(question)}</p>{lines}" for question in questions]
     parts += ["<p>What would you add to the cheat sheet?</p>"]
     parts += [f"<p>{escape(_plain(column))}: </p>" for column in columns]

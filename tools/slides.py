@@ -2,7 +2,8 @@
 a clicker turn it. Each slide has its number, and an address: 07.html#5.
 
 A slide begins at each heading and at each code cell that shows something. The reader's checks, folded
-answers, the setup and what is for another day are left out. The figures are the stored ones.
+answers, the setup and what is for another day are left out. The figures are the stored ones: what a reader
+is asked to move there is left out, and an explorer that answers a prediction comes behind the answer.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import nbformat
 from nbconvert import HTMLExporter
 from tqdm import tqdm
 
-from helpers.practice import BUILD, notebooks
+from helpers.practice import BUILD, answering, notebooks
 
 from .pages import PLACE, lesson, unlinked
 from .printables import rendered
 
+CONTROLS = re.compile(r"(?m)(?:^|(?<=[.:] ))(?:Press|Move|Drag|Click)\b[^.:\n]*[.:][ ]*(\w?)")  # a sentence
 SHORT = 200  # characters of text that do not deserve a slide to themselves
 LINES = 24  # that fit a slide in readable letters
 
@@ -27,7 +29,7 @@ LINES = 24  # that fit a slide in readable letters
 def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNode]]:
     """The cells of each slide."""
     slides: list[list[nbformat.NotebookNode]] = [[]]
-    for cell in lesson(notebook):
+    for cell in _in_order(notebook):
         if cell.cell_type == "markdown":
             for part in _parts(cell.source):
                 if part.startswith("#") and slides[-1] and not _short(slides[-1]):
@@ -53,10 +55,29 @@ def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNod
     return joined
 
 
+def _in_order(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """The lesson's cells. An explorer, and the text above it, waits for the answer that its picture gives."""
+    answers = answering(notebook)
+    cells: list[nbformat.NotebookNode] = []
+    waiting: list[nbformat.NotebookNode] = []
+    for cell in lesson(notebook):
+        if cell.get("id") in answers and re.search(r"^explore\.", cell.source, re.M):
+            while cells and cells[-1].cell_type == "markdown" and not cells[-1].source.startswith("#"):
+                waiting.insert(0, cells.pop())
+            waiting.append(cell)
+            continue
+        cells.append(cell)
+        if ".reveal(" in cell.source:
+            cells += waiting
+            waiting = []
+    return cells + waiting
+
+
 def _parts(told: str) -> list[str]:
     """A cell's text from heading to heading, without folded answers and what is about an exercise."""
     told = re.sub(r"<details>.*?</details>", "", unlinked(PLACE.sub("", told)), flags=re.S)
     told = re.sub(r"(?m)^.*\.hint\(\).*$", "", told)  # of an exercise, which is left out
+    told = CONTROLS.sub(lambda sentence: sentence[1].upper(), told)
     parts = re.split(r"(?m)^(?=#{1,2} )", told)
     return [p for p in parts if p.strip() and not re.match(r"## (Practice|Check yourself)", p)]
 

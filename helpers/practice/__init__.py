@@ -15,7 +15,7 @@ __getattr__, __dir__ = door(
     exercise=["Answer", "Exercise", "names_in", "predict", "right", "wrong"],
     onward=["next_drop", "where"],
     passed=["Done", "beside", "mine", "read_progress"],
-    progress=["leave"],
+    progress=["advice_to", "leave"],
     quiz=["NAMES", "Quiz", "STORIES"],
     runs=["Run", "alike", "hear", "noting_help", "number", "told"],
 )

@@ -67,7 +67,7 @@ class Answer:
         return f"{KINDS[self.kind]} {self.kind}" + (f": {self.misconception}" if self.misconception else "")
 
     def _repr_html_(self) -> str:
-        body = re.sub("`([^`]+)`", r"<code>\1</code>", escape(self.text))
+        body = _html(self.text)
         if "\n" in self.text:
             body = f'<pre style="margin:.4em 0;white-space:pre-wrap">{body}</pre>'
         figures = "".join(
@@ -83,6 +83,18 @@ class Answer:
             f"{f'<p>{onward}</p>' if onward else ''}</div>"
             f"{self.picture.html() if self.picture else ''}"
         )
+
+
+def _html(text: str) -> str:
+    """Code, bold and links of Markdown. The rest is shown as it is: `2*b*s` outside of code is no emphasis."""
+    parts = re.split("`([^`]+)`", escape(text))
+    for i, part in enumerate(parts):
+        if i % 2:
+            parts[i] = f"<code>{part}</code>"
+        else:
+            bold = re.sub(r"(?<!\w)\*\*(?=\S)([^*]+)(?<=\S)\*\*(?!\w)", r"<b>\1</b>", part)
+            parts[i] = re.sub(r"\[([^\]]+)\]\((https?://[^\s)]+)\)", r'<a href="\2">\1</a>', bold)
+    return "".join(parts)
 
 
 def wrong(misconception: str, text: str, *figures) -> Answer:

@@ -53,6 +53,11 @@ def here(drop: str) -> None:
         display(deck)
 
 
+def advice_to(drop: str, exercise: str, mistake: str) -> str:
+    """What the course says to a mistake in an exercise; '' where that depends on the attempt."""
+    return next((one.advice(mistake) for one in _of(drop).values() if one.name == exercise), "")
+
+
 def _still_run() -> list[str]:
     """The course's notebooks, this one left out, whose kernels run: Jupyter names the notebook in a kernel's
     environment, and processes of other users cannot be asked.

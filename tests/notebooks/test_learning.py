@@ -3,6 +3,7 @@ every name in the prose exists.
 """
 
 import copy
+import html
 import importlib
 import inspect
 import json
@@ -76,8 +77,11 @@ def test_cards_are_printed_and_imported(tmp_path):
     assert lines[:3] == ["#separator:tab", "#html:false", "#tags column:3"] and len(lines) == 3 + len(deck)
     assert all(line.count("\t") == 2 for line in lines[3:])
     assert (tmp_path / "cards.html").read_text().count('class="card"') == 2 * len(deck)
-    assert (tmp_path / "cards-eight-to-a-sheet.html").read_text().count('class="card"') == len(deck)
-    assert (tmp_path / "cards.html").read_text().count('class="card"') == 2 * len(deck)
+    sheets = (tmp_path / "cards-eight-to-a-sheet.html").read_text().split('<div class="face">')[1:]
+    faces = [re.findall(r"<div class=\"card\">(?:.*?<b>(.*?)</b></p>)?</div>", sheet) for sheet in sheets]
+    behind = [faces[k + 1][i + 1 - 2 * (i % 2)] for k in range(0, len(faces), 2) for i in range(len(faces[k]))]
+    assert [html.unescape(back) for back in behind] == [c.back for c in deck]
+    assert [html.unescape(one) for face in faces[::2] for one in face] == [c.front for c in deck]
 
 
 # -- cheat sheet, slides, final ----------------------------------------------------------------------
@@ -99,6 +103,8 @@ def test_every_drop_has_a_worksheet(tmp_path):
     for page, (number, book) in zip(pages, BOOKS.items()):
         assert f"<h2>{number} · " in page and page.count("<h3>Practice") == text(book).count("\n## Practice")
         assert "☐" in page and page.count("?</p>") >= 3 and "<details>" not in page
+        (task,) = re.findall(r"<h3>Practice: \w+, \d+ minutes</h3>(<p>.*?</pre>)", page, re.S)
+        assert len(task.split()) > 20 and "hint()" not in task and "<pre>def " in task, task
 
 
 @pytest.mark.slow
@@ -109,6 +115,10 @@ def test_every_drop_becomes_slides(tmp_path):
         fetched = re.sub(r"data:image[^\"]+|http://www\.w3\.org\S*|https://github\.com\S*", "", page)
         assert page.count("<section ") >= 6 and "http" not in fetched
         assert ".check(" not in page and "Check yourself" not in page
+        words = re.sub(r"<[^>]+>", "", re.sub(r"(?s)<(script|style).*?</\1>", "", page))
+        assert not re.search(r"[Pp]ress play|\b[Mm]ove m\b|slider|click", words)
+        if "explore.orders(" in page or number == "07":  # its picture has the peaks
+            assert page.index("Peaks") > page.index("Computed: the memory")
     with pytest.raises(ValueError, match="there is no drop '15'"):
         slides.write("15", tmp_path)
 
@@ -383,6 +393,10 @@ def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys
     assert main(["class", "collect", str(tmp_path), "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
     assert list(data) == ["to_discuss", "students", "unread"] and data["students"][0]["who"] == "a"
+    mistake = d02.average.rows[0].name
+    hands_in("e.json", (second, mistake)), hands_in("f.json", (second, mistake), (second, "no sum"))
+    students, _ = classroom.collect(tmp_path)
+    assert classroom.advice(students).rows == [["02", mistake, "2", d02.average.rows[0].advice]]
     assert data["to_discuss"][2] == dict(zip(discuss.columns, discuss.rows[2])) and data["unread"] == unread
     rows = (tmp_path / "out.csv").read_text().splitlines()
     assert rows[0] == "who,drop,exercise,passed,tries,mistakes (times)" and len(rows) == 6
@@ -406,13 +420,20 @@ def test_a_class_answers_the_quiz_and_sees_its_gain(monkeypatch, tmp_path, capsy
         assert main(["class", "quiz", story]) == 0
     assert "right at the first try" in capsys.readouterr().out
     students, _ = classroom.collect(tmp_path)
+    table = classroom.gain(students)
+    assert table.title == "The quiz: students with before and after 1, with only one of them 1 (left out)"
     right = [
         [list(q.options.values())["ab".index(reply)] == "" for q in quiz.Quiz(story).questions]
-        for story, reply in (("before", "a"), ("before", "b"), ("after", "b"))
+        for story, reply in (("before", "a"), ("after", "b"))
     ]
-    for row, *was in zip(classroom.gain(students).rows, *right):
-        before, after = was[0] + was[1], int(was[2])
-        assert row[1:] == [f"{before} of 2", f"{after} of 1", f"{100 * after - 50 * before:+.0f} points"]
+    for row, before, after in zip(table.rows, *right):
+        more = f"{100 * (after - before):+.0f} points"
+        assert row[1:] == [f"{before:d} of 1", f"{after:d} of 1", more]
+    dropped = [(who, passed.Done(quiz={story: done.quiz[story]})) for (who, done), story in
+               zip(students, ("after", "before"))]
+    unpaired = classroom.gain(dropped)
+    assert "with before and after 0, with only one of them 2" in unpaired.title
+    assert all(row[1].endswith("of 1") and row[2].endswith("of 1") and not row[3] for row in unpaired.rows)
     monkeypatch.setattr("builtins.input", lambda _: (_ for _ in ()).throw(EOFError))
     assert main(["class", "quiz", "after"]) == 2 and "nothing of it is kept" in capsys.readouterr().err
 

@@ -17,7 +17,7 @@ from sampled import sampled
 from drops import d02, d05
 from helpers.practice.books import drop_number, exercises, module_of, notebooks
 from helpers.practice.engine import Compared
-from helpers.practice.exercise import Exercise
+from helpers.practice.exercise import Exercise, wrong
 
 pytestmark = pytest.mark.usefixtures("judges_share_worlds")
 
@@ -123,6 +123,12 @@ def test_rows_have_names_of_their_own_and_advice_in_sentences(exercise):
     names = [row.name for row in rows]
     assert len(names) == len(set(names))
     assert not [row.name for row in rows if row.advice and row.advice[-1] not in ".?)"]
+
+
+def test_advice_shows_its_markdown_and_arithmetic_as_it_is():
+    said = wrong("x", "See **slide 12**, `a**b`, [here](https://a.b/c). 2*b*s, 2**k and 3**j, m[-1](x), <b>.")
+    shown = "See <b>slide 12</b>, <code>a**b</code>, <a href=\"https://a.b/c\">here</a>. 2*b*s, 2**k and 3**j,"
+    assert f"{shown} m[-1](x), &lt;b&gt;." in said._repr_html_()
 
 
 def test_what_ranks_print_is_shown_and_never_hides_the_verdict(capsys):
