@@ -64,7 +64,7 @@ def unpacked(archive, to):
 def bring_course():
     missing = " ".join(name for name in NEEDED if not find_spec(name))
     if missing:
-        %pip install --quiet {missing}
+        !"{sys.executable}" -m pip install --quiet --disable-pip-version-check {missing}
     if is_here() or is_installed():
         return
     beside = [at for at in ("{up}", "three-axes") if os.path.isdir(at + "/helpers")]

@@ -36,6 +36,9 @@ def of_version(tag: str) -> list[str]:
         f"the tag is {tag}, and pyproject.toml says {now}: make them agree": tag == f"v{now}",
         f"CITATION.cff has another version than {now}": f"version: {now}\n" in _read("CITATION.cff"),
         f"CHANGELOG.md has no heading ## {now}": f"\n## {now}\n" in _read("CHANGELOG.md"),
+        f"CHANGELOG.md has lines under ## Unreleased: put them under ## {now}": not re.search(
+            r"(?m)^## Unreleased\n\s*^(?!## )\S", _read("CHANGELOG.md")
+        ),
     }
     return [said for said, holds in checks.items() if not holds]
 

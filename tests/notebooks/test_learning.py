@@ -565,7 +565,7 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
         copy, left = (root / clone).resolve() / name, shutil.ignore_patterns("__pycache__", "*.ipynb")
         shutil.copytree(ROOT / name, copy, ignore=left, dirs_exist_ok=True)
     cell = colab.setup_of("owner/name", ".." if clone == "three-axes" else clone)
-    cell = cell.replace("!git", "raise SystemExit('cloned anew') #").replace("%pip", "pass #")
+    cell = cell.replace("!git", "raise SystemExit('cloned anew') #").replace('!"{sys.exec', "pass #")
     code = (
         f"import sys\nsys.path = [p for p in sys.path if p not in {[str(ROOT), str(FOLDER)]!r}]\n"
         "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
@@ -579,7 +579,7 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
 @pytest.mark.slow
 def test_the_setup_cell_is_silent_where_the_course_is_installed():
     cell = colab.setup_of("owner/name", "..").replace("!git", "raise SystemExit('cloned') #")
-    cell = cell.replace("%pip", "raise SystemExit('installed') #")
+    cell = cell.replace('!"{sys.exec', "raise SystemExit('installed') #")
     silent = subprocess.run(
         [sys.executable, "-c", cell], cwd=ROOT, capture_output=True, text=True, timeout=300
     )

@@ -271,7 +271,7 @@ def test_a_wheel_beside_a_notebook_is_found_by_its_first_cell(wheel, tmp_path):
     """Where nothing of the course is installed, and no network is asked."""
     commands = bare(tmp_path / "venv", PACKAGES)
     shutil.copy(wheel, tmp_path)
-    cell = colab.setup_of(colab.UNNAMED, "..").replace("%pip", "raise SystemExit('installed') #")
+    cell = colab.setup_of(colab.UNNAMED, "..").replace('!"{sys.exec', "raise SystemExit('installed') #")
     code = f"{cell}\nimport helpers, drops\nprint(helpers.__file__)"
     done = run(commands / "python", "-c", code, cwd=tmp_path)
     assert done.returncode == 0 and "three-axes-wheel" in done.stdout, done.stderr

@@ -1,10 +1,21 @@
 """What must hold before a version is published."""
 
+import pytest
+
 from tools import publish
 
 
 def test_the_version_is_the_same_everywhere_and_has_its_changes():
     assert publish.of_version(f"v{publish.version()}") == []
+
+
+@pytest.mark.parametrize("below, refused", [("", False), ("\n\nMore.\n", True), ("\n### New\n", True)])
+def test_what_is_unreleased_is_not_published(monkeypatch, capsys, below, refused):
+    changes = f"# Changes\n\n## Unreleased\n{below}\n## {publish.version()}\n\nThe first.\n"
+    read = publish._read
+    monkeypatch.setattr(publish, "_read", lambda name: changes if name == "CHANGELOG.md" else read(name))
+    assert publish.main(["--tag", f"v{publish.version()}"]) == refused
+    assert ("lines under ## Unreleased" in capsys.readouterr().out) == refused
 
 
 def test_what_does_not_agree_is_said(monkeypatch, capsys):
