@@ -47,8 +47,9 @@ def here(drop: str) -> None:
     for name in _still_run() if passed.is_kept() else ():
         print(f"{name} still runs, and its ranks hold memory. Menu Kernel, Shut Down Kernel, ends it there.")
     begun = drop, str(date.today())
-    deck = _begun[begun] = _begun.get(begun) or cards.beginning(begun[1])
+    deck = _begun.get(begun) or cards.beginning(begun[1])
     if deck.all:
+        _begun[begun] = deck
         print("Three cards" if len(deck.all) == 3 else "Cards", "of what you have read:")
         display(deck)
 

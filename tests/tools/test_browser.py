@@ -333,7 +333,7 @@ def test_training_as_it_goes_a_card_and_the_final(notebook):
     at_first = curve.get_attribute("src")
     page.get_by_text("20 steps are done.").wait_for(timeout=2 * MINUTE)
     assert curve.count() == 1 and curve.get_attribute("src") != at_first, "one picture, drawn anew"
-    notebook.run("quiz.Quiz()", "progress.leave")
+    notebook.run("quiz.Quiz()", "progress.leave", "progress.here")
     assert notebook.errors() == []
     card = page.locator(".three-axes-card").last
     front, question = card.inner_text(), card.locator("b").first.inner_text()
