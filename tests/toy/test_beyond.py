@@ -198,6 +198,15 @@ def test_a_run_stops_where_its_seed_says(number):
     assert f"run_{number}.py" in stopped.report and str(stopped.table()) in repr(stopped)
 
 
+def test_the_sign_of_a_cause_is_in_its_own_run_alone():
+    """An answer with another cause is told that its sign is missing."""
+    signs = {1: r"if \(?[xy]\b", 2: r"save\(", 3: "except", 5: "new_group", 6: "all_to_all"}
+    for number, sign in signs.items():
+        assert [n for n in b4.RUNS if re.search(sign, source(n))] == [number]
+    finished = [n for n in b4.RUNS if "had finished" in b4_runs.stop(n).report]
+    assert finished == [4]
+
+
 def test_another_seed_is_another_rank_and_another_step():
     dealt = [[b4_runs.odd_one(seed_of(number, seed)) for number in b4.RUNS] for seed in range(8)]
     assert all(a != b for a, b in zip(dealt, dealt[1:]))

@@ -127,6 +127,8 @@ CAUSES = (
     "the network",
 )
 TOO_SHORT, NETWORK = CAUSES[-2:]
+# What a run has where one of the first six is its cause, and no other run has.
+SIGNS = "an `if` on x or y", "a save", "an `except`", "a rank whose loop is over", "a second group", "an all-to-all"
 # run -> what stands in the lines that part the rank from the others.
 LINES = {
     1: ("if (y > 0).any()",),
@@ -195,6 +197,7 @@ def _diagnosed(attempt) -> Answer:
         return Answer("crashed", f"{type(e).__name__}: {e}")
     if malformed := _malformed(known):
         return wrong("no diagnoses", malformed)
+    known = {number: answer for number, answer in known.items() if number != SHOWN}
     as_dealt = lambda seed: all(truth(number, seed)[0] == rank for number, (rank, *_) in known.items())
     if len(cells._deals) > 1 and not as_dealt(deal()) and as_dealt(cells._deals[-2]):
         return wrong(
@@ -222,13 +225,15 @@ def _malformed(answered) -> str:
     if not isinstance(answered, dict):
         return f"You return {answered!r}; return {{run: (rank, line, cause)}}."
     for number, answer in answered.items():
-        if number not in RUNS or number == SHOWN:
-            return f"There is no run {number!r} to name: they are 1 to 7, without {SHOWN}, which was shown."
+        if number not in RUNS:
+            return f"There is no run {number!r}: they are 1 to 7."
         if not (isinstance(answer, (tuple, list)) and len(answer) == 3 and answer[0] in range(RANKS)):
             return f"Run {number}: {answer!r} is not (rank, line, cause), with a rank from 0 to 3."
         if answer[2] not in CAUSES:
             return f"Run {number}: {answer[2]!r} is none of b4.CAUSES: {', '.join(CAUSES)}."
-    return f"You name {len(answered)} of the runs. Name {ENOUGH} at least." if len(answered) < ENOUGH else ""
+    named = len(answered.keys() - {SHOWN})
+    without = f", without {SHOWN}, which was shown" if SHOWN in answered else ""
+    return f"You name {named} of the runs{without}. Name {ENOUGH} at least." if named < ENOUGH else ""
 
 
 def _mistaken(stopped: Stopped, rank, line, cause) -> tuple[str, str] | None:
@@ -262,21 +267,29 @@ def _mistaken(stopped: Stopped, rank, line, cause) -> tuple[str, str] | None:
             " there: a number that is missing, or another name than most have.",
         )
     if rank != guilty:
-        return "another rank", f"rank {rank!r} did what the others did. Compare the last numbers and names."
+        return (
+            "a rank that did as the others",
+            f"rank {rank!r} did what the others did. Compare the last numbers and names.",
+        )
+    if number == SLOW and cause != why:
+        return "slow taken for stopped", f"rank {rank} is on its way: given longer, it comes. {see}"
+    if cause == CAUSES[SLOW - 1] != why:
+        return "stopped taken for slow", f"rank {rank} will never come, however long you wait. {see}"
     if line not in lines_of(number) and line in waits_in:
         return (
             "the line where ranks wait",
             f"line {line} is where ranks wait. Where did rank {rank} part from the others before that?",
         )
     if line not in lines_of(number):
-        return "another line", f"rank {rank} it is. But line {line!r} does not send this rank another way."
+        return (
+            "a line at which the rank does not part",
+            f"rank {rank} it is. But line {line!r} does not send this rank another way.",
+        )
     if cause == why:
         return None
-    if number == SLOW:
-        return "slow taken for stopped", f"rank {rank} is on its way: given longer, it comes. {see}"
-    if cause == CAUSES[SLOW - 1]:
-        return "stopped taken for slow", f"rank {rank} will never come, however long you wait. {see}"
-    return "another cause", f"rank and line are right. Why does line {line} part the ranks? Not by {cause!r}."
+    sign = SIGNS[CAUSES.index(cause)]
+    text = f"rank and line are right. But {cause!r} needs {sign}, and this run has none."
+    return "a cause without its sign", text
 
 
 clinic = Exercise(

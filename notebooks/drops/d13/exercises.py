@@ -400,6 +400,7 @@ written = _TermByTerm(
 
 # -- practice: four quick cases -------------------------------------------------------------------
 
+GPU = 80  # GB
 ANSWERS = ("DP alone", "TP in the node", "TP in the node, PP across, DP on top", "FSDP")
 REASONS = (
     "too large for a node",
@@ -461,12 +462,25 @@ def _indices(reply) -> tuple[int, int]:
 def _first_unfit(run: Run, _) -> tuple[str, str] | None:
     for (case, (fits, _, (params, *_))), (answer, reason) in zip(QUICK.items(), run.values):
         if answer not in fits:
-            name = "more than needed" if 0 in fits else "another axis than needed"
-            return name, f"{case}: not {ANSWERS[answer]!r}. Its states are {16 * params / 1e9:,.0f} GB."
+            said = f"{case}: not {ANSWERS[answer]!r}. Its states are {16 * params / 1e9:,.0f} GB."
+            return _unfit(case, answer, 16 * params / 1e9), said
         if reason not in fits[answer]:
             said = f"{case}: {ANSWERS[answer]!r} is right, but not because {REASONS[reason]}."
             return "right for another reason", said
     return None
+
+
+def _unfit(case: str, answer: int, states: float) -> str:
+    """What is wrong with an answer to a case whose states, in GB, are so many."""
+    if states < GPU / 2:
+        return "more than needed"
+    if ANSWERS[answer] == "DP alone":
+        return "states that do not fit a GPU"
+    if "will not change" in case:
+        return "a change of the model's code"
+    if ANSWERS[answer] == "TP in the node":
+        return "states that do not fit a node"
+    return "every weight across nodes" if ANSWERS[answer] == "FSDP" else "more nodes than there are"
 
 
 def _as_sizes(run: Run) -> Answer:
