@@ -42,8 +42,8 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
         yield from node.args
 
 
-def single_changes() -> Iterator[tuple[str, str, Callable]]:
-    """(what was there, what stands there now, the function), for each single change of the solution."""
+def single_changes() -> Iterator[tuple[int, str, str, Callable]]:
+    """(line, what was there, what stands there now, the function), for each single change of the solution."""
     tree = ast.parse(SOURCE)
     for place, node in enumerate(ast.walk(tree)):
         for number, changed in enumerate(changes(node)):
@@ -57,22 +57,25 @@ def single_changes() -> Iterator[tuple[str, str, Callable]]:
 
             names = dict(vars(d13.exercises))
             exec(compile(ast.fix_missing_locations(Put().visit(made)), "<changed>", "exec"), names)
-            yield ast.unparse(node), ast.unparse(changed), names["cost"]
+            yield node.lineno, ast.unparse(node), ast.unparse(changed), names["cost"]
 
 
-def test_no_single_change_of_a_term_is_praised():
+@pytest.mark.parametrize("one_a_line", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+def test_no_single_change_of_a_term_is_praised(one_a_line):
     cases = d13.written._cases()
-    does, passed = d13.written._does(cases), []
-    for old, new, attempt in single_changes():
+    does, passed, seen = d13.written._does(cases), [], set()
+    for line, old, new, attempt in single_changes():
+        if one_a_line and line in seen or (old, new) in SAME | NEAR:
+            continue
+        seen.add(line)
         try:
             run = Run(cases, [{"values": [attempt(*case) for case in cases]}])
         except (ZeroDivisionError, IndexError, TypeError):
             continue  # a crash, and told as one
-        answer = d13.written.judged(run, does)
-        if answer is None and (old, new) not in SAME | NEAR:
+        if d13.written.judged(run, does) is None:
             passed.append((old, new))
     # "compute hides DP" under ZeRO-3, and a chunk's share: within a tenth, and the praise says so.
-    assert set(passed) <= {("compute + tp", "compute"), ("1", "0.5")}, passed
+    assert len(seen) > 15 and set(passed) <= {("compute + tp", "compute"), ("1", "0.5")}, passed
 
 
 def test_what_is_near_enough_is_told_as_that():
