@@ -75,6 +75,7 @@ UNNAMED = {
     "cut": "an output cut off from x",
     "gradients": "another gradient of x",
 }
+REST = "another ", "other "  # so begins the name of a row for all that no other row names
 PROOFS = {"error": "errors", "costs": "costs", "parts": "parts"}
 DIFF = re.compile(r"^```diff\n(.*?)^```$", re.M | re.S)
 PROOF = re.compile(rf"^- ({'|'.join(PROOFS)}): `(.+)`$", re.M)
@@ -251,13 +252,22 @@ class Compared(Exercise):
             return wrong(wasted[0], f"{where}{wasted[1]}", *figures)
         for row in self.rows:
             if shown := self._proven(row, mine, truth, does, parts):
-                answer = wrong(row.name, f"{where}{_said(row, shown)}", *figures)
+                said = _said(row, shown)
+                name, said = self._seen(row, mine, truth, parts, said) or (row.name, said)
+                answer = wrong(name, f"{where}{said}", *figures)
                 answer.picture = self.picture(mine, truth)
                 return answer
         if not parts:
             return None
         name, said = self._unnamed(mine, truth, parts, passed)
         return wrong(name, f"{where}{said}", *figures)
+
+    def _seen(self, row: Mistake, mine: Run, truth: Run, parts: str | None, said: str) -> tuple[str, str] | None:
+        """What was seen, before what a row says, where the row is for all that no other one names."""
+        if parts not in ("values", "gradients") or not row.name.startswith(REST):
+            return None
+        seen = in_its_numbers(mine, truth, parts, self.alike)
+        return seen and (seen[0], f"{seen[1]} {said}")
 
     def _unnamed(self, mine: Run, truth: Run, parts: str, passed: Sequence[int]) -> tuple[str, str]:
         """The name of a mistake that has no row, and what was seen of it."""
@@ -553,7 +563,7 @@ def wasteful(run: Run, truth: Run) -> tuple[str, str] | None:
     """(name, advice) for what gives the right values without messages, or with more than chunks of it."""
     if helped := {row.op for rows in run.traffic.ranks for row in rows} - {"send", "recv"}:
         return (
-            "another collective does the work",
+            "a ready collective does the work",
             f"you called {', '.join(sorted(helped))}. Use sends and receives only: they are what it is"
             " made of.",
         )

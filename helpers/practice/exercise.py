@@ -242,6 +242,11 @@ CRASHES = (
         "`world` is the notebook's. Your function runs on a rank already: there `dist` sends and receives.",
     ),
     (
+        r"which does not exist: ranks go from",
+        "a rank that does not exist",
+        "Your function sends to, or receives from, a rank that is not there.",
+    ),
+    (
         r"^EOFError",
         "input on a rank",
         "`input()` reads the keyboard, and a rank has none. What your function needs comes as its arguments.",

@@ -51,6 +51,12 @@ def repeated(run: Run, _) -> str:
     return where_it_parts(run) if any(max(times) > 1 for times in _times(run, 0)) else ""
 
 
+def lacking(run: Run, _) -> str:
+    """Where it parts, if all that is missing of the sum are parts of ranks."""
+    times = _times(run, 0)
+    return where_it_parts(run) if times and all(max(one) == 1 for one in times) else ""
+
+
 def mixed(run: Run, _) -> str:
     """Where it parts, if some chunk has numbers of several chunks."""
     several = any(len(times) - times.count(0) > 1 for times in _times(run, 1))

@@ -431,7 +431,7 @@ RING = run_of([1500] * 4)
     "run, name",
     [
         (RING, None),
-        (run_of([1500] * 4, ops=("send", "all_reduce")), "another collective does the work"),
+        (run_of([1500] * 4, ops=("send", "all_reduce")), "a ready collective does the work"),
         (run_of([700] * 4), "nothing was sent"),
         (run_of([3000] * 4), "the whole tensor, not a chunk"),
         (run_of([3000, 1000, 1000, 1000]), "everything through one rank"),

@@ -282,6 +282,9 @@ def _found_in_step(run: Run, truth: Run) -> tuple[str, bool | str] | None:
             return name, f"your gradients are {times:.3g} times the twin's."
         return "other gradients than the twin's", True
     if abs(_mean(run) - _mean(truth)) > 1e-7:
+        times = run.ranks[0]["loss"] / truth.ranks[0]["loss"]
+        if alike(_losses(run), [times * loss for loss in _losses(truth)]):
+            return "a loss with a factor", f"each rank's loss is {times:.3g} times what it should be."
         return "another loss than the twin's", True
     same = alike(_losses(run), _losses(truth))
     return None if same else ("the loss of other ranks too", True)

@@ -153,6 +153,7 @@ ring = OnRanks(
         "the mean where the sum was meant": rings.mean,
         "a part added more than once": rings.repeated,
         "chunks of different numbers added": rings.mixed,
+        "parts that never came": rings.lacking,
         "another value than the sum": rings.where_it_parts,
     },
 )

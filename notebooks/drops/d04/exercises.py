@@ -58,17 +58,19 @@ def _step(attempt: Callable, facts: dict) -> None:
     rank, p = dist.get_rank(), dist.get_world_size()
     twin, stage = toy.ToyTransformer(**sizes), toy.split_depth(toy.ToyTransformer(**sizes))
     toy.twin_step(twin, *batch)
-    facts |= {"forwards": 0, "backwards": 0, "asked": True, "sent": set(), "none": False}
+    facts |= {"forwards": 0, "backwards": 0, "asked": True, "sent": set(), "none": False, "ones": False}
     known: dict[str, torch.Tensor] = {}
 
     def backward(dy):
         facts["backwards"] += 1
         known["dy"] = dy.detach().clone()
+        facts["ones"] = bool((dy == 1).all())
+        facts["overwritten"] = not torch.equal(known["x"], known["x as it came"])
 
     def forward(_, args, y):
         facts["forwards"] += 1
         facts["asked"] = args[0].requires_grad or not args[0].is_floating_point()
-        known.update(x=args[0], y=y.detach().clone())
+        known.update({"x": args[0], "x as it came": args[0].detach().clone(), "y": y.detach().clone()})
         y.requires_grad and y.register_hook(backward)
 
     def message(call):
@@ -141,6 +143,8 @@ SHOWS = {
     "a gradient sent downstream": _where(
         lambda f: any(name in ("x.grad", "dy") and to != -1 for name, to in f["sent"])
     ),
+    "x written over before backward": _where(lambda f: f.get("overwritten")),
+    "a backward from ones": _where(lambda f: f.get("ones")),
     "a gradient that is divided, or multiplied": _where(lambda f: f.get("times")),
     "backward run twice": _where(lambda f: f["backwards"] > 1),
     "a backward that misses the stage": lambda run, truth: (
