@@ -262,7 +262,9 @@ class Compared(Exercise):
         name, said = self._unnamed(mine, truth, parts, passed)
         return wrong(name, f"{where}{said}", *figures)
 
-    def _seen(self, row: Mistake, mine: Run, truth: Run, parts: str | None, said: str) -> tuple[str, str] | None:
+    def _seen(
+        self, row: Mistake, mine: Run, truth: Run, parts: str | None, said: str
+    ) -> tuple[str, str] | None:
         """What was seen, before what a row says, where the row is for all that no other one names."""
         if parts not in ("values", "gradients") or not row.name.startswith(REST):
             return None

@@ -231,7 +231,8 @@ class _Looks:
 
     def some_ranks(self) -> Seen:
         good = [rank for rank in range(self.n) if self.right(rank)]
-        if not good:
+        empty = [all(one is None for one in self.truth.ranks[rank][self.key]) for rank in good]
+        if all(empty):  # where nothing is to be returned, that is no right answer
             return None
         listed = _ranks(good)
         said = f"{listed} {'has' if len(good) == 1 else 'have'} the right answer, and the others have not."

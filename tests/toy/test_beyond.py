@@ -202,7 +202,7 @@ def test_the_sign_of_a_cause_is_in_its_own_run_alone():
     """An answer with another cause is told that its sign is missing."""
     signs = {1: r"if \(?[xy]\b", 2: r"save\(", 3: "except", 5: "new_group", 6: "all_to_all"}
     for number, sign in signs.items():
-        assert [n for n in b4.RUNS if re.search(sign, source(n))] == [number]
+        assert [n for n in b4.RUNS if re.search(sign, b4_runs.source(n))] == [number]
     finished = [n for n in b4.RUNS if "had finished" in b4_runs.stop(n).report]
     assert finished == [4]
 

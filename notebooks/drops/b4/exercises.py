@@ -128,7 +128,14 @@ CAUSES = (
 )
 TOO_SHORT, NETWORK = CAUSES[-2:]
 # What a run has where one of the first six is its cause, and no other run has.
-SIGNS = "an `if` on x or y", "a save", "an `except`", "a rank whose loop is over", "a second group", "an all-to-all"
+SIGNS = (
+    "an `if` on x or y",
+    "a save",
+    "an `except`",
+    "a rank whose loop is over",
+    "a second group",
+    "an all-to-all",
+)
 # run -> what stands in the lines that part the rank from the others.
 LINES = {
     1: ("if (y > 0).any()",),
