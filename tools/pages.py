@@ -60,6 +60,11 @@ def lesson(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return notebook.cells[: at(notebook, LATER)]
 
 
+def not_started(output: nbformat.NotebookNode) -> bool:
+    """Whether an output only says that nobody has written anything yet: to be left out where nobody can."""
+    return output.get("data", {}).get("text/plain", "").startswith("○ not started")
+
+
 def exercises(
     notebook: nbformat.NotebookNode, cells: list[nbformat.NotebookNode] | None = None
 ) -> list[Written]:

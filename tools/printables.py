@@ -46,7 +46,7 @@ def rendered(name: str, **values: object) -> str:
 def write_cards(folder: Path) -> None:
     """cards.html with a card to a page, its answer on the next; cards-eight-to-a-sheet.html, eight questions
     and on the next page their answers, which lie behind them when the sheet is printed on both sides and
-    turned over its long edge; cards-anki.txt for Anki. A browser makes a PDF of the first two that has its headings and its order of reading.
+    turned over its long edge; cards-anki.txt for Anki. A browser makes a PDF of the first two.
     """
     folder.mkdir(parents=True, exist_ok=True)
     cards = load()
@@ -144,7 +144,7 @@ def _worksheet(path: Path) -> str:
     parts = [f"<h2>{escape(told.splitlines()[0].lstrip('# '))}</h2>", "<p>Name:</p>"]
     parts += [f"<pre>{escape(text)}</pre><p>because</p>{lines}" for text in predicted]
     for (time, task), stub in zip(practice, stubs):
-        task = re.sub(r"(?m)`[^`]*\.hint\(\)`.*?\.(?=\s|$)|^\|.*$", "", task)  # and a table is in the notebook
+        task = re.sub(r"(?m)`[^`]*\.hint\(\)`.*?\.(?=\s|$)|^\|.*$", "", task)  # a table: in the notebook
         parts += [f"<h3>Practice: {escape(time)}</h3><p>{escape(_plain(task))}</p>"]
         parts += [f"<pre>{escape(stub[0])}</pre>" if stub else "", 2 * lines]
     parts += [f"<p>{escape(question)}</p>{lines}" for question in questions]

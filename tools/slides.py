@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from helpers.practice import BUILD, answering, notebooks
 
-from .pages import PLACE, lesson, unlinked
+from .pages import PLACE, lesson, not_started, unlinked
 from .printables import rendered
 
 CONTROLS = re.compile(r"(?m)(?:^|(?<=[.:] ))(?:Press|Move|Drag|Click)\b[^.:\n]*[.:][ ]*(\w?)")  # a sentence
@@ -61,6 +61,8 @@ def _in_order(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     cells: list[nbformat.NotebookNode] = []
     waiting: list[nbformat.NotebookNode] = []
     for cell in lesson(notebook):
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if not not_started(output)]
         if cell.get("id") in answers and re.search(r"^explore\.", cell.source, re.M):
             while cells and cells[-1].cell_type == "markdown" and not cells[-1].source.startswith("#"):
                 waiting.insert(0, cells.pop())

@@ -122,8 +122,8 @@ def lessons() -> dict[str, list[str]]:
 
 def answering(notebook: NotebookNode) -> dict[str, list[str]]:
     """Cell id -> the predictions that its output may answer: `guess` for the cells behind
-    `guess = predict(…)`, up to the one with `guess.reveal(…)`, and on to the next heading: what is drawn there
-    shows the answer too.
+    `guess = predict(…)`, up to the one with `guess.reveal(…)`, and on to the next heading: what is drawn
+    there shows the answer too.
     """
     answered_by: dict[str, list[str]] = {}
     open_: list[str] = []

@@ -142,8 +142,8 @@ def due(done: passed.Done) -> list[Card]:
 
 
 def beginning(day: str) -> Deck:
-    """Three of the cards that are due, to be asked at the beginning of a drop; a drop that begins later on the
-    same day, YYYY-MM-DD, asks others.
+    """Three of the cards that are due, to be asked at the beginning of a drop. A drop that begins later on
+    the same day, YYYY-MM-DD, asks others.
     """
     done = passed.mine()
     asked = [card for card in due(done) if done.asked.get(card.front) != day][:3]

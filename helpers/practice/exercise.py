@@ -86,7 +86,7 @@ class Answer:
 
 
 def _html(text: str) -> str:
-    """Code, bold and links of Markdown. The rest is shown as it is: `2*b*s` outside of code is no emphasis."""
+    """Code, bold and links of Markdown. The rest is shown as it is: `2*b*s` outside code is no emphasis."""
     parts = re.split("`([^`]+)`", escape(text))
     for i, part in enumerate(parts):
         if i % 2:
@@ -105,6 +105,19 @@ def wrong(misconception: str, text: str, *figures) -> Answer:
 def right(text: str, *figures) -> Answer:
     """figures: (what, reached, target or '')."""
     return Answer("right", text, None, list(figures))
+
+
+def line(yours: object, wanted: float, because: str, hint: str) -> Answer:
+    """A reader's first line in a drop: one number, held against `wanted`, to a fiftieth. because: the answer
+    to a right one. hint: the answer to another. It is not counted.
+    """
+    if yours is ...:
+        return Answer("not started", "Write a number in place of the dots, and run this cell again.")
+    if not isinstance(yours, int | float):
+        return wrong("no number", f"{yours!r} is no number.")
+    if abs(yours - wanted) <= abs(wanted) / 50:
+        return right(because)
+    return wrong("another number", f"{yours:,} is not it. {hint}")
 
 
 class NotCounted(Exception):

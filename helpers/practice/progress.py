@@ -45,7 +45,7 @@ def here(drop: str) -> None:
             said = f"last time, drop {before}, {exercise.name}: {name}. {exercise.advice(name)}"
             print(textwrap.fill(said, 100, subsequent_indent="    ", break_on_hyphens=False))
     for name in _still_run() if passed.is_kept() else ():
-        print(f"{name} still runs, and its ranks hold memory. Menu Kernel, Shut Down Kernel, ends it there.")
+        print(f"{name} still runs, and its ranks hold memory. Its menu Kernel, Shut Down Kernel, ends both.")
     begun = drop, str(date.today())
     deck = _begun.get(begun) or cards.beginning(begun[1])
     if deck.all:

@@ -79,7 +79,9 @@ def test_cards_are_printed_and_imported(tmp_path):
     assert (tmp_path / "cards.html").read_text().count('class="card"') == 2 * len(deck)
     sheets = (tmp_path / "cards-eight-to-a-sheet.html").read_text().split('<div class="face">')[1:]
     faces = [re.findall(r"<div class=\"card\">(?:.*?<b>(.*?)</b></p>)?</div>", sheet) for sheet in sheets]
-    behind = [faces[k + 1][i + 1 - 2 * (i % 2)] for k in range(0, len(faces), 2) for i in range(len(faces[k]))]
+    behind = [
+        faces[k + 1][i + 1 - 2 * (i % 2)] for k in range(0, len(faces), 2) for i in range(len(faces[k]))
+    ]
     assert [html.unescape(back) for back in behind] == [c.back for c in deck]
     assert [html.unescape(one) for face in faces[::2] for one in face] == [c.front for c in deck]
 
@@ -429,8 +431,10 @@ def test_a_class_answers_the_quiz_and_sees_its_gain(monkeypatch, tmp_path, capsy
     for row, before, after in zip(table.rows, *right):
         more = f"{100 * (after - before):+.0f} points"
         assert row[1:] == [f"{before:d} of 1", f"{after:d} of 1", more]
-    dropped = [(who, passed.Done(quiz={story: done.quiz[story]})) for (who, done), story in
-               zip(students, ("after", "before"))]
+    dropped = [
+        (who, passed.Done(quiz={story: done.quiz[story]}))
+        for (who, done), story in zip(students, ("after", "before"))
+    ]
     unpaired = classroom.gain(dropped)
     assert "with before and after 0, with only one of them 2" in unpaired.title
     assert all(row[1].endswith("of 1") and row[2].endswith("of 1") and not row[3] for row in unpaired.rows)
@@ -497,7 +501,9 @@ def test_each_notebook_can_carry_the_whole_course_without_an_answer(carried):
 
 def test_a_bare_python_makes_them(tmp_path):
     command = [sys.executable, "-S", "-m", "tools.colab"]  # without what is installed
-    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(list((tmp_path / "build" / "colab").glob("*.ipynb"))) == len(NOTEBOOKS)
 

@@ -127,7 +127,7 @@ def test_rows_have_names_of_their_own_and_advice_in_sentences(exercise):
 
 def test_advice_shows_its_markdown_and_arithmetic_as_it_is():
     said = wrong("x", "See **slide 12**, `a**b`, [here](https://a.b/c). 2*b*s, 2**k and 3**j, m[-1](x), <b>.")
-    shown = "See <b>slide 12</b>, <code>a**b</code>, <a href=\"https://a.b/c\">here</a>. 2*b*s, 2**k and 3**j,"
+    shown = 'See <b>slide 12</b>, <code>a**b</code>, <a href="https://a.b/c">here</a>. 2*b*s, 2**k and 3**j,'
     assert f"{shown} m[-1](x), &lt;b&gt;." in said._repr_html_()
 
 

@@ -21,6 +21,8 @@ from helpers.draw import explore
 from helpers.practice import answering, drop_number, solutions_hidden, written
 from three_axes.files import find
 
+from ..pages import not_started
+
 LIVE = ("schedules", "memory")  # explorers that have frames
 
 
@@ -58,9 +60,9 @@ def _role(cell: NotebookNode, drop: str) -> dict:
             "options": options,
             "only": cell.source.startswith(asked[0]),
         }
+    cell.outputs = [output for output in cell.outputs if not not_started(output)]
     if checked := re.search(r"([\w.]+)\.check\(", cell.source):
         exercise = written(drop)[checked[1].rpartition(".")[2]]
-        cell.outputs = []  # 'not started'
         solution = "" if solutions_hidden() else exercise.solution
         return {"is": "practice", "hints": exercise.steps, "solution": solution}
     if shown := re.search(r"explore\.(\w+)\((.*)\)\s*$", cell.source):

@@ -7,6 +7,7 @@ import torch
 from drops import measured
 from drops.measured import Step
 from helpers import toy
+from helpers.practice import Answer, line
 from helpers.ranks import World
 from three_axes.count import Traffic
 
@@ -38,3 +39,10 @@ def answer(forward: Traffic) -> tuple[str, str]:
     """What `reveal` takes: the all-reduces of the MLP, forward."""
     why = "The columns that a rank computed are the columns that its rows of down need."
     return str(forward.calls("all_reduce")), why
+
+
+def first_line(yours: object) -> Answer:
+    """The reader's first line: columns of `up` on a rank."""
+    return line(
+        yours, 256, "A rank has all 256 rows of 256 columns.", "The ranks share the 1,024 columns evenly."
+    )
