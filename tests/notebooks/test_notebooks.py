@@ -58,7 +58,7 @@ def a_setup_cell_stands_behind_the_title(path, notebook):
     assert notebook.cells[1].metadata == FOLDED and len(notebook.cells[1].outputs) == 1
     repo = (re.search(r"github.com/(\S+)", notebook.cells[1].source) or ["", UNNAMED])[1]
     again = stamp(nbformat.read(path, as_version=4), path.relative_to(FOLDER).as_posix(), repo)
-    assert [c.source for c in again.cells] == [c.source for c in notebook.cells]
+    assert [c["source"] for c in again["cells"]] == [c.source for c in notebook.cells]
 
 
 def test_they_are_numbered_without_a_gap():
