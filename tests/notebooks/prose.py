@@ -116,6 +116,9 @@ COMPUTED = {
         f" {2e3 * 7e9 * 8192 / 554e12:.0f} ms.",
         f"2·7/8·14 GB at 342 GB a second, {1e3 * must_send('all_reduce', 14e9, 8) / 342e9:.0f} ms.",
         f"so *A*/5 shows: {1e3 * must_send('all_reduce', 14e9, 8) / 342e9 / 5:.0f} ms",
+        f"*A* is {1e3 * must_send('all_reduce', 14e9, 8) / 342e9:.0f} ms,"
+        f" *F* + *B* are {6e3 * 7e9 * 8192 / 554e12:.0f} ms, so *A*/5 shows,"
+        f" {1e3 * must_send('all_reduce', 14e9, 8) / 342e9 / 5:.0f} ms.",
         (
             f"reaches {REACHED.C / 1e12:.0f}·10¹² operations a second of the"
             f" {DGX.device.flops / 1e12:.0f} that are printed, its link to GPUs of its machine"
@@ -190,7 +193,8 @@ COMPUTED = {
         f" against {sum(SCORED) / 2 / SCORED[0]:g}",
     ],
     "14": [
-        "within 1 %",
+        f"It leaves {(d14.CARD - BY_LINES[PICK._replace(v=5)].memory) / 1e9:.0f} of"
+        f" {d14.CARD / 1e9:.0f} GB free",
         f"compute for the same {BY_LINES[d14.THUMB].compute:.1f} s; FSDP computes a third more",
         f"TP 8 pays {BY_LINES[d14.THUMB].tp:.1f} s for its sums, TP 4 less than half",
         f"A GPU has {d14.CARD / 1e9:.0f} GB",
@@ -209,7 +213,7 @@ COMPUTED = {
         f"{min(behind)} to {max(behind)} % slower than need be for larger ones",
         "is not exact to 2 %",
         "Two layouts are 2 % apart",
-        "tool says 30 % faster",
+        f"16·3 = {16 * 3} does not divide 256",
     ],
     "12": [
         f"says (*p*−1)/(*m*+*p*−1) = 7/20, so {EIGHT.bubble:.0%}".replace("%", " %"),
@@ -240,8 +244,8 @@ COMPUTED = {
             f" {14 + 2 + 3 * 2 * d10.MODEL.ffn / d10.MODEL.hidden:.1f}, at 2 bytes a number"
         ),
         f"three tensors that are {d10.MODEL.ffn / d10.MODEL.hidden:.1f} times as wide",
-        f"a usual one adds {human(d10.held(d10.PADDED).memory['activations'])}",
-        f"that fits an A100's {human(d10.CLUSTER.device.memory)}",
+        f"a usual batch adds {human(d10.held(d10.PADDED).memory['activations'])}",
+        f"All three together fit an A100's {human(d10.CLUSTER.device.memory)}",
         f"4·1,024·5,120 / 2 = {40 * 32.2 * 4 * 1024 * 5120 / 2 / 1e9:.1f} GB",
         f"80·2³⁰ bytes, {80 * 2**30 / 1e9:.1f} GB",
         f"five times as long: {human(d10.held(d10.LONGEST).memory['activations'])}",
@@ -271,7 +275,7 @@ PARTS = dict(L=40, b=4, h=5120, t=2, k=32.2)  # of drop 10's 13B
 OWN = d13.cost(*d13.as_written(d13.the_plan().job, d13.the_plan().best.layout)).seconds
 BOXES = {
     "01": [human(1.5 * 4 * N), human(1.5 * 4 * 4 * 4 * BSH), human(2 * 4 * BSH)],
-    "02": [f"{2 * 7 / 8 * 1:.2f} MB of 1 MB"],
+    "02": [f"for a tensor of 1 MB a rank sent {2 * 7 / 8 * 1:.2f} MB"],
     "03": [human(4 * 4 * 2 * 3 / 4 * BSH * 4)],
     "04": [human(2 * BSH * 4)],
     "05": [RULE(8, 554e12, 342e9), RULE(8, 554e12, 34e9)],

@@ -8,6 +8,7 @@ from helpers import toy
 from helpers.practice import Answer, line
 from helpers.ranks import World
 from three_axes.count import Traffic
+from three_axes.table import human
 
 # Name -> (how the toy is split, its step)
 SCHEMES = {
@@ -26,9 +27,10 @@ def three_cuts(world: World) -> dict[str, Step]:
 def answer(runs: dict[str, tuple[Traffic, float]]) -> tuple[str, str]:
     """What `reveal` takes. runs: as `side_by_side` takes them."""
     most = max(runs, key=lambda name: max(runs[name][0].counted))
+    gradients, activation = runs["data"][1] / 1.5, runs["tensor"][1] / 1.5 / 16
     return most, (
-        "The gradients are 13.2 MB. The activations of so small a batch are 0.26 MB, in each of 16"
-        " all-reduces."
+        f"The gradients are {human(gradients)}. The activations of so small a batch are {human(activation)},"
+        " in each of 16 all-reduces."
     )
 
 
