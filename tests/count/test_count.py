@@ -22,9 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 from helpers import World, count_from_here, counted_so_far, peak_memory, rank_state
 from helpers.ranks.current import span
 from three_axes import counting, pytorch_private
-from three_axes.count import counter
+from three_axes.count import counter, watch
 from three_axes.count.against import against
+from three_axes.count.moves import Ahead, Begun, Channel, Look, Operation, Waiting
 from three_axes.count.report import CollectiveCount, Report
+from three_axes.count.watch import Told
 from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.plan import MODELS, Job, Layout
 from three_axes.plan.frameworks import find_framework
@@ -347,6 +349,32 @@ def test_what_is_no_proof_is_told_as_places(tmp_path):
     assert done.returncode == 0 and done.stdout.count("nothing has begun or ended for 5 s:") == 1, done.stdout
     assert "rank 0 waits in all_reduce number 1 of world, float32[3]: slow.py, line 6:" in done.stdout
     assert "rank 1 began no collective, and is in slow.py, line 5:" in done.stdout
+
+
+PAIR = Channel("collective", "0", (0, 1))
+MESSAGE = Channel("recv", "0", (0, 1, 2), 1, 0)
+
+
+def waiting_in(channel: Channel) -> Told:
+    operation = Operation(channel, 1, (0, 1))
+    return Told(9, False, Look(1, Waiting((operation,)), begun={channel: Begun(1, ["a message"])}))
+
+
+@pytest.mark.parametrize(
+    "channel, gone, frees", [(PAIR, 1, True), (PAIR, 2, False), (MESSAGE, 1, True), (MESSAGE, 2, False)]
+)
+def test_the_end_of_a_process_frees_who_is_in_an_operation_with_it(channel, gone, frees):
+    told = {0: waiting_in(channel), gone: Told(9, True, Look(1, ended=True))}
+    assert watch.may_be_freed(told) is frees
+
+
+def test_what_ranks_bring_to_one_collective_is_held_against_each_other():
+    oldest = {"channel": PAIR, "nth": 3, "brought": "all_reduce of float32[2]"}
+    one = Told(1, False, Look(1), ahead=Ahead(12, 2, oldest), begun={PAIR: [(12, "barrier")]})
+    other = Told(1, False, Look(1), begun={PAIR: [(2, "barrier"), (3, "all_reduce of float32[3]")]})
+    (words,) = watch.unlike({0: one, 1: other})
+    assert "number 3 of ranks 0 and 1" in words and "rank 1: all_reduce of float32[3]" in words
+    assert watch.unlike({0: one, 1: other._replace(begun={PAIR: other.begun[PAIR][:1]})}) == []
 
 
 def test_a_report_from_the_store_is_data():

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -328,6 +329,48 @@ parts = d11.measure(1, 4, 1).parts
 print({axis: seconds > 0.1 for axis, seconds in parts.items() if axis in ("tp", "pp", "dp")})
 """
     assert "{'tp': True, 'pp': False, 'dp': False}" in python("-c", code, environ=standin(1))[0]
+
+
+AHEAD = """
+import os, sys, time, torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+x = torch.ones(1000, device="cuda")
+for step in range(5):
+    if rank == 1 and step == 3 and sys.argv[1] == "ends":
+        sys.exit(0)
+    if rank == 1 and step == 3 and sys.argv[1] == "differs":
+        dist.broadcast(x, 0)
+    else:
+        dist.all_reduce(x)
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ends", "differs"])
+def test_where_the_host_runs_ahead_of_the_gpu_a_hang_is_told(standin, tmp_path, how):
+    (tmp_path / "ahead.py").write_text(AHEAD)
+    command = "-m torch.distributed.run --standalone --nproc-per-node 3 -m three_axes count --watch --exit 75"
+    environ = standin(3) | {"STANDIN_AHEAD": "1"}
+    environ["PYTHONPATH"] += f"{os.pathsep}{HERE.parent}"
+    how_run = dict(cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    ranks = subprocess.Popen([sys.executable, *command.split(), "ahead.py", how], **how_run)
+    try:
+        told = ranks.communicate(timeout=120 if how == "ends" else 40)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(ranks.pid, signal.SIGTERM)
+        told = ranks.communicate(timeout=60)[0]
+    assert told.startswith("watching ranks on NCCL"), told
+    if how == "ends":
+        assert (
+            "rank 1 never came to all_reduce number 4 of world, float32[1000]." in told and ranks.returncode
+        )
+        last = "3 of them complete, the next all_reduce number 4 of world, float32[1000] (ahead.py, line 13)"
+    else:
+        last = "collective number 4 of ranks 0–2 is not alike: rank 0: all_reduce of float32[1000]; rank 1: "
+    assert last in told, told
 
 
 DROP_14 = """
