@@ -50,6 +50,16 @@ def message_too_few_for_who_takes_them_from_anybody():
         dist.recv(x)
 
 
+def batch_of_which_one_message_is_missing():
+    """What of it has arrived says so to nobody who does not wait."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    ops = [dist.P2POp(dist.irecv, torch.ones(4), (rank - 1) % n)]
+    if rank != 1:
+        ops.append(dist.P2POp(dist.isend, torch.ones(4), (rank + 1) % n))
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+
+
 def wait_with_a_long_limit():
     if dist.get_rank():
         dist.all_reduce(torch.ones(2), async_op=True).wait(timedelta(minutes=10))
