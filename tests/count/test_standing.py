@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from helpers import World
 from helpers.ranks.failure import RankError
+from helpers.ranks.output import View
 
 pytestmark = pytest.mark.waits
 LONG = 0.8  # seconds: a rank that stands is looked at five times a second
@@ -372,3 +373,15 @@ def test_beside_what_may_help_nothing_is_proven(world, name):
     assert caught.value.kind == "timeout" and "No rank can" not in str(caught.value)
     if name in hanging.REASONS:
         assert "That is no proof of a hang: rank 0 has a" in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", hanging.PROGRAMS)
+def test_each_hang_is_told_long_before_its_timeout(name, monkeypatch):
+    """By a proof, or by a note of where the ranks are."""
+    notes = []
+    monkeypatch.setattr(View, "stands", lambda view, places: notes.append(places))
+    with World(4) as world, pytest.raises(RankError) as caught:
+        world.run(hanging.PROGRAMS[name], timeout=15)
+    is_proven = caught.value.kind == "deadlock"  # perhaps when what runs beside has ended
+    assert is_proven or name not in hanging.HANGS and any("rank" in places for places in notes), notes
