@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 BUILD = Path("build")  # in the reader's folder
 LATER = "## For another day"  # ends the lesson
+LEVELS = {"easy": 5, "medium": 9, "hard": 60}  # name -> minutes, at most
 PUZZLE = 12  # minutes from which on the solution's lines, out of their order, are a hint
 
 
@@ -61,6 +62,11 @@ class Written:
     minutes: int
     hints: list[str]
     solution: str
+
+    @property
+    def level(self) -> str:
+        """'easy', 'medium' or 'hard': the first of LEVELS whose minutes are enough."""
+        return next(name for name, most in LEVELS.items() if self.minutes <= most)
 
     @property
     def steps(self) -> list[str]:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
     from ..draw import Picture
 
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!", "not counted": "○"}
-LEVELS = {"easy": 5, "medium": 9, "hard": 60}  # name -> minutes, at most
 COLOURS = {"right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}  # else grey
 PRINTS = 1000  # lines of one rank in one call, from which on they are what takes its time
 
@@ -192,11 +191,6 @@ class Exercise:
     def verdict(self, attempt: Callable) -> Answer:
         """What `judge` says; subclasses run the attempt themselves. `check` catches a RankError."""
         return self.judge(attempt)
-
-    @property
-    def level(self) -> str:
-        """'easy', 'medium' or 'hard': the first of LEVELS whose minutes are enough."""
-        return next(name for name, most in LEVELS.items() if self.minutes <= most)
 
     @property
     def steps(self) -> list[str]:
