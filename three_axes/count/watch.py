@@ -190,11 +190,11 @@ class Watch:
                 self._store.set(f"gone/{self._counter.rank}", "")
 
     def stop(self) -> None:
-        """Watch no more. A thread that were in the store while Python ends would end the process with an
-        error.
+        """Watch no more. If the thread were in the store while Python ends, it would end the process with an
+        error; a store whose process stands still is not waited for.
         """
         self._over.set()
-        self._thread.join()
+        self._thread.join(10)
         self._store = self._store or self._counter.store  # a short script may end before the first look
 
     def explain(self, error: BaseException) -> bool:
