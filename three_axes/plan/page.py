@@ -68,7 +68,7 @@ def page(of: Plan, tokens: float | None = None) -> str:
         ["change", "by", "then the fastest is"],
         [[what, f"× {factor:g}", str(row.layout)] for what, factor, row in of.flips()],
     )
-    moved = flips._repr_html_() if flips.rows else "<p>Nothing up to eight times more or less.</p>"
+    moved = flips._repr_html_() if flips.rows else "<p>Nothing from half to twice as much.</p>"
     sections = {
         "The fastest of each sizes": f"<p>{escape(close)}</p>" * bool(close) + of.table(6)._repr_html_(),
         "Where a step's seconds go": waterfall(best),
