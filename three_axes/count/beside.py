@@ -21,10 +21,13 @@ OWN = os.path.dirname(torch.__file__) + os.sep, *(str(folder) + os.sep for folde
 
 
 class Beside:
-    """Listens from `__init__` to `leave`. passed_by: is called with what happened, in words."""
+    """Listens from `__init__` to `leave`. passed_by: is called with what happened, in words.
+    barrier_failed: is called when a `monitored_barrier` has raised.
+    """
 
-    def __init__(self, passed_by: Callable[[str], None]):
-        self._passed_by, self._calls, self.is_capturing = passed_by, 0, False
+    def __init__(self, passed_by: Callable[[str], None], barrier_failed: Callable[[], None]):
+        self._passed_by, self._barrier_failed = passed_by, barrier_failed
+        self._calls, self.is_capturing = 0, False
         self._own: list[tuple[Any, str, Any]] = []
         names = " and ".join(pytorch_private.missing())
         self._unknown = f"has a PyTorch without {names}, which a proof needs" if names else ""
@@ -33,6 +36,7 @@ class Beside:
         for name in ("then", "add_done_callback"):
             self._replace(pytorch_private.Future, name, self._with_a_call)
         self._replace(dist.ProcessGroup, pytorch_private.GET_BACKEND, self._by_itself)
+        self._replace(dist.ProcessGroup, "monitored_barrier", self._meeting)
         for module in (dist, dist.distributed_c10d):
             self._replace(module, "destroy_process_group", self._destroying)
         for name, begins in (("capture_begin", True), ("capture_end", False)):
@@ -77,6 +81,17 @@ class Beside:
             return get(*args, **kwargs)
 
         return got
+
+    def _meeting(self, barrier):
+        @wraps(barrier)
+        def met(*args, **kwargs):
+            try:
+                return barrier(*args, **kwargs)
+            except BaseException:
+                self._barrier_failed()
+                raise
+
+        return met
 
     def _destroying(self, destroy):
         @wraps(destroy)

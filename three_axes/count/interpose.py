@@ -158,6 +158,9 @@ class Listener:
     def passed_by(self, what: str) -> None:
         """This process has sent or received something that no listener hears of."""
 
+    def barrier_failed(self) -> None:
+        """A `monitored_barrier` raised: a connection of the group may be lost."""
+
 
 class Network(Protocol):
     """An emulated network: it holds a collective back, so that it takes as long as on that network."""
@@ -247,7 +250,7 @@ class Interposer:
         if self._end_batch:
             setattr(dist.ProcessGroup, pytorch_private.END_OF_BATCH, issued)
         self.axes.listen()
-        self.beside = Beside(partial(self._tell, "passed_by"))
+        self.beside = Beside(partial(self._tell, "passed_by"), partial(self._tell, "barrier_failed"))
 
     def _uninstall(self) -> None:
         for library in self._libraries:

@@ -331,6 +331,10 @@ class Recorder(Listener):
             issued.ended = True
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
+    def barrier_failed(self) -> None:
+        """Note that a connection may be lost."""
+        self.has_failed = True
+
     def passed_by(self, what: str) -> None:
         """From here on, nothing is proven of this rank in this call."""
         self.moves.blind = what

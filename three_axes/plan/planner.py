@@ -166,8 +166,8 @@ class Plan:
         return f"one GPU would be as fast: {one.best.seconds:.3f} s with {one.best.layout}"
 
     def flips(self) -> list[tuple[str, float, Candidate]]:
-        """(what, times how much, the winner then): the smallest change of each, from half to twice, that makes
-        others win.
+        """(what, times how much, the winner then): the smallest change of each that makes others win, from
+        half to twice.
         """
         flipped = []
         for what in CHANGES:
