@@ -2,7 +2,7 @@
 ends. It has a deadline: what still runs then is printed, and ended.
 
 Without `--all`, what `make test-all` gives, tests marked slow are left out, and of cases made at random fewer
-are tried. What is marked exhaustive runs by `make attempts` only. Other arguments go to pytest.
+are tried. What is marked exhaustive runs once a week, and by `make attempts`. Other arguments go to pytest.
 
 With `--gpu`, `make test-gpu`, it runs what is marked gpu, on this machine's GPUs instead of stand-ins, where
 four ranks share the first. Without a GPU that they can share nothing is tried, and the status is 2: a run

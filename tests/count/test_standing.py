@@ -375,8 +375,13 @@ def test_beside_what_may_help_nothing_is_proven(world, name):
         assert "That is no proof of a hang: rank 0 has a" in str(caught.value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", hanging.PROGRAMS)
+ONE_IN_THREE = [
+    pytest.param(name, marks=pytest.mark.exhaustive if i % 3 else pytest.mark.slow)
+    for i, name in enumerate(hanging.PROGRAMS)
+]
+
+
+@pytest.mark.parametrize("name", ONE_IN_THREE)
 def test_each_hang_is_told_long_before_its_timeout(name, monkeypatch):
     """By a proof, or by a note of where the ranks are."""
     notes = []

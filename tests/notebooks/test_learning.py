@@ -509,7 +509,7 @@ def test_a_bare_python_makes_them(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["01", "09", "14"])
+@pytest.mark.parametrize("name", ["01", "14"])
 def test_a_notebook_that_carries_the_course_runs_in_an_empty_folder(carried, tmp_path, name):
     """All of its cells, where a stranger's `helpers` lies in the way and the course is not installed."""
     site = tmp_path / "packages"

@@ -206,6 +206,7 @@ def install(n: int) -> None:
         "set_device": set_device,
         "current_device": lambda: getattr(here, "device", 0),
         "synchronize": synchronize,
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
         "get_device_properties": properties,
         "get_device_name": lambda i=None: properties(i).name,
         "get_device_capability": lambda i=0: (9, 0),

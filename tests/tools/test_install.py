@@ -278,10 +278,12 @@ def test_a_wheel_beside_a_notebook_is_found_by_its_first_cell(wheel, tmp_path):
 
 
 DOCUMENTED = re.findall(r"^\| (pip|uv alone) \| `(.+?)`", (ROOT / "docs" / "install.md").read_text(), re.M)
+# pip's way is make's, which has installed what runs this.
+MARKS = {"pip": pytest.mark.exhaustive, "uv alone": pytest.mark.slow}
+WAYS = [pytest.param(name, command, marks=MARKS[name]) for name, command in DOCUMENTED]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name, command", DOCUMENTED)
+@pytest.mark.parametrize("name, command", WAYS)
 def test_what_the_documents_say_installs_the_course(name, command, tmp_path):
     """With three-axes lab's place taken by the doctor's first check."""
     venv.create(tmp_path / "venv", with_pip=name == "pip")

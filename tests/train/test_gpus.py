@@ -402,11 +402,9 @@ ON_CPU = "World(8): 8 ranks on the CPU over gloo"
             "2.30.7",
             {"NCCL_MULTI_RANK_GPU_ENABLE": "0"},
             ["8 ranks could not share", "4 ranks could not share", ON_CPU],
-            marks=on_gpu,
+            marks=[on_gpu, pytest.mark.exhaustive],
         ),
         (1, "2.28.9", {}, ["8 ranks have 1 GPU, and can share", ON_CPU]),
-        (2, "2.28.9", {}, ["World(2): 2 ranks on GPUs over NCCL, one for each", "GFLOP/s of 2 devices"]),
-        (6, "2.28.9", {}, ["World(4): 4 ranks on GPUs over NCCL, one for each", "GFLOP/s of 4 devices"]),
         (8, "2.28.9", {}, ["World(8): 8 ranks on GPUs over NCCL, one for each", "GFLOP/s of 8 devices"]),
     ],
 )
@@ -417,7 +415,7 @@ def test_drop_14_runs_to_its_end_on_what_is_there(standin, gpus, version, more, 
     axes = {2: {"tp"}, 4: {"tp", "pp"}, 8: {"tp", "pp", "dp"}}[ranks]
     rows = re.findall(r"^(tp|pp|dp)(?: \(FSDP\))?\s+(\S+ .?B)\s+\2$", output, re.M)
     assert {axis for axis, _ in rows} == axes, output  # predicted and counted are the same
-    assert ("shared: seconds mean nothing" in output) == ("share 1 GPU" in output)
+    assert ("shared: seconds mean nothing" in output) == ("ranks share 1 GPU" in output)
 
 
 SHARING = """
@@ -576,13 +574,14 @@ def test_a_job_of_ranks_that_share_is_counted_and_its_fault_named(standin, tmp_p
     for rank in told["ranks"]:
         sent = Counter()
         for row in rank["total"]:
-            sent[row["collective"]] += row["payload"] * ("float32" in " ".join(row["types"]))
-        by_hand = {"all_reduce": 2 * BYTES, "all_gather": 2 * BYTES, "reduce_scatter": 2 * BYTES}
+            sent[row["collective"]] += row["payload"]
+        compared = 2 * 8  # DDP's: ranks compare how many parameters they have
+        by_hand = {"all_reduce": 2 * BYTES, "all_gather": 2 * BYTES + compared, "reduce_scatter": 2 * BYTES}
         assert {op: sent[op] for op in by_hand} == by_hand, sent
     assert any("shared a GPU" in sentence for sentence in told["between_ranks"]), told["between_ranks"]
     verify = f"-m three_axes verify {job} planted".split()
     ran = launched(*verify, environ=environ)
-    assert "1.weight" in ran.stdout + ran.stderr and "rank 1" in ran.stdout + ran.stderr, ran.stderr
+    assert "1.weight differs along the world (ranks 0 | 1)" in ran.stdout + ran.stderr, ran.stderr
 
 
 TRACED = """

@@ -54,6 +54,12 @@ class Before:
         nothing. is_placed: name the line where a thread is, too. (To look at its frames keeps the tensors
         that it holds.)
         """
+        try:
+            return self._came(is_placed)
+        except OSError as e:  # no descriptor is left to ask the system with
+            return f"cannot say what runs in it: {e.strerror}"
+
+    def _came(self, is_placed: bool) -> str:
         threads = _pythons()
         for thread in threads:
             if thread not in self._threads and not _is_harmless(thread):
