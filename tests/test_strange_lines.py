@@ -42,7 +42,7 @@ LAYOUT = "--dp=2 --tp=2 --pp=2 --microbatch=2 --zero=0 --shard=0 --schedule=gpip
 READ = "model.json cluster.json", "model.json --cluster=cluster.json"
 COMMANDS = {
     "plan": (READ[0], f"{READ[1]} --gpus=4 --batch=8", f"--gpus=4 {PLAN} {JOB}"),
-    "estimate": (*READ, f"{LAYOUT} {JOB} --measured=9s --gpus=8"),
+    "estimate": (*READ, f"{LAYOUT} {JOB} --measured=9s"),
     "estimate ": ("", "--microbatches=4 --pp=2", "--pp=4 --microbatches=8 --schedule=ZB-H1"),
     "explain": ("trace.json", "trace.json", ""),
     "class": ("class/a.json class/b.json", "collect class --csv=class.csv", ""),
