@@ -202,11 +202,10 @@ def layout_of(args, job: Job) -> Layout:
     ValueError where the sizes do not multiply to the GPUs.
     """
     chosen = {name: getattr(args, name) for name in (*Axes._fields, *CHOSEN)}
-    gpus = getattr(args, "gpus", None)
     if chosen["dp"] is None:
         for name in ("tp", "pp", "cp"):
             whole(f"--{name}", chosen[name])
-        chosen["dp"] = max(1, gpus // (args.tp * args.pp * args.cp)) if gpus else 1
+        chosen["dp"] = max(1, (args.gpus or 1) // (args.tp * args.pp * args.cp))
     recompute, _, some = args.recompute.partition(":")
     return job.framework.layout(
         **chosen, recompute=recompute, recomputed=int(some or 0), sequence_parallel=not args.no_sp

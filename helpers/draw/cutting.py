@@ -25,11 +25,8 @@ def cuts(n: int = 4) -> Picture:
     )
 
 
-def cube(ax, cut: int, n: int, size: float = 11) -> None:
-    """Three visible faces of a cube, seen from above left; `cut` is 0 for batch, 1 for width, 2 for depth.
-
-    size: of its letters, in points.
-    """
+def cube(ax, cut: int, n: int) -> None:
+    """Three visible faces of a cube, seen from above left; `cut` is 0 for batch, 1 for width, 2 for depth."""
     # Unit vectors on paper: width runs right, depth runs up, batch runs back.
     batch, width, depth = np.array([0.5, 0.32]), np.array([1.0, 0.0]), np.array([0.0, 1.0])
     unit = (batch, width, depth)
@@ -59,8 +56,8 @@ def cube(ax, cut: int, n: int, size: float = 11) -> None:
             middle * width + 0.5 * depth,
             0.5 * width + middle * depth,
         )
-        write_rank(ax, *spots[cut], rank, size + 1, outline=2.5)
-    label = dict(textcoords="offset points", fontsize=size)
+        write_rank(ax, *spots[cut], rank, 12, outline=2.5)
+    label = dict(textcoords="offset points", fontsize=11)
     ax.annotate("width (h)", 0.5 * width, (0, -6), ha="center", va="top", **label)
     ax.annotate("depth (layers)", 0.5 * depth, (-6, 0), ha="right", va="center", rotation=90, **label)
     ax.annotate("batch (b)", width + 0.5 * batch, (10, -6), ha="left", va="top", **label)

@@ -105,16 +105,14 @@ def _tops(t) -> list[float]:
     return [max((size for _, size in steps), default=0) for steps in t.levels]
 
 
-def panel(ax, t, strip: bool, longest: float, most: float, path: set, named: bool = True) -> None:
-    """Draw one timeline. most: bytes that fill a memory strip. named: whether operations have their names
-    where these fit.
-    """
+def panel(ax, t, strip: bool, longest: float, most: float, path: set) -> None:
+    """Draw one timeline. most: bytes that fill a memory strip."""
     scale = 1e3 if t.unit == "s" else 1
     tops, lanes = _tops(t), _lanes(t)
     lane = 0.24 if lanes else 0.0
     below = lane + (0.42 + lane / 4 if strip else 0.0)
     names: list[tuple[str, float, float, str]] = []
-    naming = _naming(t, longest) if named else lambda *_: ""
+    naming = _naming(t, longest)
 
     def boxes(spans, bottom: float, high: float, **look) -> None:
         widths = [(scale * start, scale * (end - start)) for *_, start, end in spans]

@@ -148,28 +148,9 @@ def widened(low: float, high: float) -> tuple[float, float]:
     return math.exp(middle - half), math.exp(middle + half)
 
 
-def source(name: str) -> str:
-    """Who published a set: of 'Narayanan 2021, T1 (fitted)' 'Narayanan 2021'. NVIDIA's are one."""
-    first = name.partition(",")[0]
-    return "NVIDIA" if first in ("Megatron Bridge", "NeMo 24.07", "Automodel", "Megatron-Core") else first
-
-
-def by_source() -> dict[str, float]:
-    """Source -> the share of its runs that lie in the interval which all other sources give."""
-    found: dict[str, list[int]] = {}
-    for one in published():
-        if not one["program"]:
-            rest = [other for other in published() if source(other["set"]) != source(one["set"])]
-            given = interval(one["generation"], one["experts"], "", rest)
-            held = sum(given.low <= math.exp(error) <= given.high for error in one["seconds"])
-            has = found.setdefault(source(one["set"]), [0, 0])
-            has[0], has[1] = has[0] + held, has[1] + len(one["seconds"])
-    return {name: held / many for name, (held, many) in found.items()}
-
-
-def inside(one: dict) -> int:
-    """How many runs of a set lie in the interval that all other sets give."""
-    given = _of_others(one)
+def inside(one: dict, given: Sure | None = None) -> int:
+    """How many runs of a set lie in an interval: without one, in that which all other sets give."""
+    given = given or _of_others(one)
     return sum(given.low <= math.exp(error) <= given.high for error in one["seconds"])
 
 

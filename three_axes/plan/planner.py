@@ -213,10 +213,10 @@ def plan(job: Job, *, gpus: int, measured: Mapping[Layout, float] | None = None,
     """Every layout of a job on `gpus` GPUs that its framework offers: all dp·tp·pp, microbatches, schedules,
     interleavings, ZeRO stages, recompute, SP.
 
-    measured: layouts whose seconds are known, as
-    `measured.of_your_source` has them with the job. only: sizes of axes that are given, tp=8 say. With a
-    fused attention 'selective' recompute is as 'none', and is looked at where it alone is asked for.
-    Raises ValueError for numbers that make no sense. A plan without a layout that fits has an empty `ranked`.
+    measured: layouts whose seconds are known, as `measured.of_your_source` has them with the job. only: sizes
+    of axes that are given, tp=8 say. With a fused attention 'selective' recompute is as 'none', and is looked
+    at where it alone is asked for. Raises ValueError for numbers that make no sense. A plan without a layout
+    that fits has an empty `ranked`.
     """
     whole("gpus", gpus, 1, 10**7)
     only = {axis: size for axis, size in only.items() if size is not None}
