@@ -4,7 +4,16 @@ from three_axes.doors import door
 
 __getattr__, __dir__ = door(
     __name__,
-    current=["around", "count_from_here", "counted_so_far", "peak_memory", "rank", "rank_state", "span"],
+    current=[
+        "around",
+        "count_from_here",
+        "counted_so_far",
+        "peak_memory",
+        "rank",
+        "rank_state",
+        "span",
+        "spans_so_far",
+    ],
     failure=["RankError", "RankStatus", "RanksInterrupted"],
     flight=["PREFIX"],
     launched=["join", "owning", "together"],

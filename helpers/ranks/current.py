@@ -85,6 +85,11 @@ def counted_so_far() -> list[CollectiveCount]:
     return _here("counted_so_far").recorder.counted_so_far()
 
 
+def spans_so_far() -> list[Span]:
+    """This rank's computations and waits of this call, since `count_from_here()` if called."""
+    return list(_here("spans_so_far").recorder.spans)
+
+
 def peak_memory(reset: bool = False) -> int:
     """The most bytes of tensors that this rank has held at once: on a GPU as PyTorch's allocator
     counts them, without those of ranks that share the GPU; else as the budget of `World(memory=…)` does.

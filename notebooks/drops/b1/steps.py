@@ -82,8 +82,8 @@ def side_by_side(runs: dict[str, tuple[Traffic, Traffic]]) -> Table:
     return Table(["one step", "", "all-gathers", "reduce-scatters", "counted"], rows)
 
 
-def _watching(layers: list[toy.Layer], streams: list[Span]):
-    """Compute takes its time, memory and what is under way go on the clock."""
+def _watching(layers: list[toy.Layer], streams: list[Span], levels: list[tuple[float, int]]):
+    """Compute takes its time. What is under way is added to `streams`, bytes of whole weights to `levels`."""
 
     @contextmanager
     def around(what: str, i: int, k: int):
@@ -94,7 +94,7 @@ def _watching(layers: list[toy.Layer], streams: list[Span]):
                 yield
             return
         yield
-        current.rank.recorder.levels.append((start, sum(layer.bytes_whole for layer in layers)))
+        levels.append((start, sum(layer.bytes_whole for layer in layers)))
         work = {"gather": layers[i].arriving, "reduce": layers[i].reducing}.get(what)
         if work:
             work.get_future().add_done_callback(
@@ -110,12 +110,12 @@ def run_on_clock(order, mesh: tuple[int, ...] | None = None) -> tuple[float, lis
     Collectives of a group follow one another: each is shown from when it began, or the one before it ended.
     """
     m = 1 + max(k for *_, k in order)
-    layers, streams = toy.shard_layers(model(), *groups(mesh)), []
+    layers, streams, levels = toy.shard_layers(model(), *groups(mesh)), [], []
     toy.run_order(layers, [("gather", 0, 0), ("F", 0, 0), ("free", 0, 0)], *mine(1))  # to warm up
     dist.barrier()
     current.count_from_here()
     start = time.monotonic()
-    toy.run_order(layers, order, *mine(m), around=_watching(layers, streams))
+    toy.run_order(layers, order, *mine(m), around=_watching(layers, streams, levels))
     seconds = time.monotonic() - start
     while len(streams) < sum(what in ("gather", "reduce") for what, *_ in order):
         time.sleep(1e-3)  # the last ones' ends are noted by another thread
@@ -123,8 +123,7 @@ def run_on_clock(order, mesh: tuple[int, ...] | None = None) -> tuple[float, lis
     for s in sorted(streams, key=lambda s: s.end):
         shown.append(s._replace(start=max(s.start, until)))
         until = s.end
-    recorder = current.rank.recorder
-    return seconds, list(recorder.spans), list(recorder.levels), shown
+    return seconds, current.spans_so_far(), levels, shown
 
 
 def order_timeline(world: World, order: list[tuple], ranks: int = 4) -> Timeline:

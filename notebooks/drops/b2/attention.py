@@ -84,7 +84,7 @@ def _forward(way: str, chunks: str, a: int, g: int, s: int) -> float:
     parts = [x[:, :, places[dist.get_rank()]] for x in whole]
     with torch.no_grad():
         WAYS[way](*parts, places)  # to warm up
-        current.rank.recorder.start()
+        current.count_from_here()
         dist.barrier()
         start = time.monotonic()
         WAYS[way](*parts, places, attend=_paced)

@@ -55,7 +55,7 @@ def timeline_of(world: World, skew: float, t: int = 256, h: int = 64) -> Timelin
         layer.bias[0] = skew
         x = tokens(t, h)
         experts.expert_parallel(layer, x)  # to warm up
-        current.rank.recorder.start()
+        current.count_from_here()
         dist.barrier()
         with memory.saved_activations(layer):
             experts.expert_parallel(layer, x, compute=_paced)[0].sum()

@@ -79,7 +79,7 @@ def measure(
         batch = toy.make_batch(BATCH, TOKENS)
         for group in ("dp", "pp", "tp"):
             dist.barrier(grid[group].get_group())  # connections are made before the clock runs
-        current.rank.recorder.start()
+        current.count_from_here()
         dist.barrier()
         with span("busy"):
             toy.grid_step(stage, *batch, ops, m, grid)
