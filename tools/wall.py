@@ -5,8 +5,8 @@ one page of A4, lying. `three_axes.plan` computes its figures.
 from __future__ import annotations
 
 from helpers import draw
-from three_axes.paper import SCHEDULES, paper
-from three_axes.plan import MODELS, Job, Layout, estimate, sent, states
+from three_axes.paper import SCHEDULES, by_hand, paper
+from three_axes.plan import MODELS, Job, Layout, estimate, sent
 from three_axes.table import Table, human
 
 SENDS = Table(
@@ -50,7 +50,7 @@ def figures() -> Table:
     }
     rows = []
     for name, l in schemes.items():
-        e, kept = estimate(job, l), states(job.model.params / (l.tp * l.pp), l.dp, l.zero)
+        e, kept = estimate(job, l), by_hand.states_bytes(job.model.params, l.dp, l.tp, l.pp, l.zero)
         sizes = [human(size) for size in (sum(kept.values()), e.memory_bytes, sum(sent(job, l).values()))]
         rows.append([name, *sizes, f"{e.time['bubble'] / e.step_seconds:.0%}", f"{e.step_seconds:.2f} s"])
     columns = ["Llama-3-8B on 8 H100s", "states", "memory, fullest", "sent in a step", "bubble", "step"]

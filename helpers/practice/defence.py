@@ -10,7 +10,7 @@ from functools import cached_property
 from html import escape
 from pathlib import Path
 
-from three_axes.paper import algorithmic_bytes
+from three_axes.paper import algorithmic_bytes, by_hand
 from three_axes.plan import (
     Axes,
     Estimate,
@@ -122,9 +122,9 @@ class Defence:
         seconds = f"{self.estimate.time['bubble']:.2f} s of {self.estimate.step_seconds:.2f} s"
         if self.layout.pipeline.splits:
             return f"{seconds}, with m = {m}: {self.layout.schedule} fills most of it with weight gradients."
-        by_hand = (p - 1) / v / (m + (p - 1) / v)
+        share = f"{(p - 1) / v:.3g}/{m + (p - 1) / v:.4g} = {by_hand.bubble(p, m, v):.1%}"
         return (
-            f"(p−1)/v ÷ (m + (p−1)/v) = {(p - 1) / v:.3g}/{m + (p - 1) / v:.4g} = {by_hand:.1%} of the time"
+            f"(p−1)/v ÷ (m + (p−1)/v) = {share} of the time"
             f" that stages compute or wait, with m = {m}{f' and v = {v}' if v > 1 else ''}: {seconds}."
         )
 

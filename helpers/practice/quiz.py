@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
-from three_axes.paper import SCHEDULES, Placement, algorithmic_bytes, crosses, simulate
-from three_axes.plan import states
+from three_axes.paper import SCHEDULES, Placement, by_hand, crosses, simulate
 from three_axes.table import human
 
 from ..live import live, question
@@ -57,7 +56,7 @@ def all_reduce(n: int, mb: int) -> Question:
     }
     return Question(
         f"{n} ranks all-reduce a tensor of {mb} MB in a ring. How much does each rank send?",
-        _sorted(algorithmic_bytes("all_reduce", mb, n), wrong, "{:g} MB".format),
+        _sorted(by_hand.all_reduce_bytes(mb, n), wrong, "{:g} MB".format),
         ("02", "Inside the all-reduce"),
     )
 
@@ -93,16 +92,15 @@ def boundary(b: int, s: int, h: int) -> Question:
 
 
 def bubble(p: int, m: int) -> Question:
-    """Answer: (p − 1)/(m + p − 1), out of a simulation."""
+    """Answer: (p − 1)/(m + p − 1)."""
     wrong = {
         (p - 1) / m: "that is idle time over busy time. The bubble is a share of wall time.",
         p / (m + p): "the last stage starts p − 1 forwards late, not p.",
         (p - 1) / p: "that is one batch, not cut.",
     }
-    share = simulate(SCHEDULES["1F1B"].make(p, m)).bubble
     return Question(
         f"{p} equal stages, {m} microbatches, 1F1B. What share of wall time is a stage idle?",
-        _sorted(share, wrong, lambda x: f"{x:.0%}"),
+        _sorted(by_hand.bubble(p, m), wrong, lambda x: f"{x:.0%}"),
         ("07", "Two orders"),
     )
 
@@ -145,7 +143,7 @@ def zero_1(billions: int, d: int) -> Question:
     }
     return Question(
         f"{billions}·10⁹ parameters, mixed precision with Adam, ZeRO-1 on {d} ranks. States on a rank?",
-        _sorted(sum(states(n, d, 1).values()), wrong, human),
+        _sorted(sum(by_hand.states_bytes(n, d, zero=1)), wrong, human),
         ("09", "Sixteen bytes a parameter"),
     )
 

@@ -12,7 +12,7 @@ from helpers import toy
 from helpers.ranks import World, current, memory
 from three_axes import devices
 from three_axes.count import Traffic
-from three_axes.paper import algorithmic_bytes
+from three_axes.paper import by_hand
 
 BUSY = "Your machine was busy. Run the cells again."  # where what was measured cannot be
 
@@ -78,4 +78,4 @@ def reduce_speed() -> float:
     """
     tensor = torch.zeros(4_000_000, device=current.rank.device)
     seconds = min(devices.seconds_of(lambda: dist.all_reduce(tensor), tensor.device) for _ in range(5))
-    return algorithmic_bytes("all_reduce", 4 * tensor.numel(), dist.get_world_size()) / seconds
+    return by_hand.all_reduce_bytes(4 * tensor.numel(), dist.get_world_size()) / seconds

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from three_axes.files import rows_of
+from three_axes.paper.hardware import DEVICES
 from three_axes.paper.schedules import gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
 from three_axes.paper.simulation import simulate
-from three_axes.plan import CLUSTERS, DEVICES, FRAMEWORKS, Cluster, Job, estimate
+from three_axes.plan import CLUSTERS, FRAMEWORKS, Cluster, Job, estimate
 from three_axes.plan.feed_forward import ROUTER
 from three_axes.plan.frameworks import TEXTBOOK
 from three_axes.plan.layout import RECOMPUTE, Layout

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from test_memory import activations_per_layer
 
-from three_axes.plan import CLUSTERS, DEVICES, FRAMEWORKS, MODELS, Job, Layout, estimate
+from three_axes.paper.hardware import DEVICES
+from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate
 from three_axes.plan.cost import constants, step_terms
 from three_axes.plan.job import PRECISIONS
 from three_axes.plan.memory import stage_memory

@@ -3,5 +3,4 @@
 python -m three_axes explain rank*.json.gz
 """
 
-from ..foreign import Unreadable
 from .report import Explained, explain

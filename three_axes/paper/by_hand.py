@@ -75,13 +75,26 @@ def pipeline_bytes(b: float, s: float, h: float, m: int = 1, e: int = 2) -> floa
 # -- drop 09: what a GPU holds ---------------------------------------------------------------------
 
 
-def states_bytes(N: float, d: int = 1, t: int = 1, p: int = 1, zero: int = 0) -> tuple[float, float, float]:
-    """(weights, gradients, the optimizer's states) in mixed precision: 2 + 2 + 12 bytes a parameter. The 12
-    are a float32 copy of the weights, and Adam's m and v. t and p cut all of it; ZeRO-1 cuts the 12 over d,
-    ZeRO-2 the gradients as well, ZeRO-3 the weights as well. Rajbhandari et al. 2020, section 3.1.
+def states_bytes(
+    N: float,
+    d: int = 1,
+    t: int = 1,
+    p: int = 1,
+    zero: int = 0,
+    of_each: tuple[float, float, float] = (2, 2, 12),
+) -> tuple[float, float, float]:
+    """(weights, gradients, the optimizer's states) on a rank. `of_each`: bytes of each kind for a parameter.
+
+    In mixed precision these are 2 + 2 + 12. The 12 are a float32 copy of the weights, and Adam's m and v. t
+    and p cut all of it; ZeRO-1 cuts the 12 over d, ZeRO-2 the gradients as well, ZeRO-3 the weights as well.
+    Rajbhandari et al. 2020, section 3.1.
     """
-    n = N / (t * p)
-    return 2 * n / (d if zero >= 3 else 1), 2 * n / (d if zero >= 2 else 1), 12 * n / (d if zero >= 1 else 1)
+    n, (weights, gradients, optimizer) = N / (t * p), of_each
+    return (
+        weights * n / (d if zero >= 3 else 1),
+        gradients * n / (d if zero >= 2 else 1),
+        optimizer * n / (d if zero >= 1 else 1),
+    )
 
 
 def layer_activation_bytes(

@@ -27,6 +27,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from . import by_hand
 from .hardware import Network
 
 ALGORITHMS = ("ring", "tree", "hierarchical")
@@ -43,10 +44,10 @@ def algorithmic_bytes(op: str, payload: float, n: int, rank: int = 0, root: int 
     """
     _check(op, n)
     far = (rank - root) % n  # steps along the ring from the root
-    if op == "all_reduce":  # a reduce-scatter, then an all-gather
-        return 2 * (n - 1) / n * payload
+    if op == "all_reduce":
+        return by_hand.all_reduce_bytes(payload, n)
     if op in ("all_gather", "reduce_scatter", "all_to_all"):
-        return (n - 1) / n * payload
+        return by_hand.reduce_scatter_bytes(payload, n)
     if op == "broadcast":  # every rank passes it on, but the last
         return payload if far < n - 1 else 0
     if op == "reduce":  # the broadcast read backwards: the root only receives

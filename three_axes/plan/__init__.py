@@ -6,16 +6,16 @@ plan(job, gpus=…)                                                   all layout
 """
 
 from ..doors import door
-from ..paper.hardware import CLUSTERS, DEVICES, Cluster, Device
+from ..paper.hardware import CLUSTERS, Cluster, Device
 
 __getattr__, __dir__ = door(
     __name__,
-    frameworks=["FRAMEWORKS", "TOY", "Framework"],
+    frameworks=["FRAMEWORKS", "TOY"],
     interruptions=["what_it_stops"],
     job=["Job", "Lora"],
     layout=["Axes", "Layout"],
     meeting=["TOKENS_PER_PARAMETER", "Proposal"],
-    memory=["BYTES_PER_PARAMETER", "room", "states"],
+    memory=["BYTES_PER_PARAMETER", "room"],
     models=["MODELS", "find_model"],
     page=["document"],
     planner=["Plan", "plan"],

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from helpers import toy
 from helpers.ranks import World, current, memory
 from three_axes.count import Traffic
-from three_axes.plan import FRAMEWORKS, Job, Layout, find_model, sent
-from three_axes.plan import memory as theory
+from three_axes.paper import by_hand
+from three_axes.plan import BYTES_PER_PARAMETER, FRAMEWORKS, Job, Layout, find_model, sent
 from three_axes.table import Table, human
 
 PARTS = ("weights", "gradients", "optimizer")
@@ -24,7 +24,7 @@ PARTS = ("weights", "gradients", "optimizer")
 
 def bytes_per_parameter() -> Table:
     """The ways people count, side by side."""
-    kinds = theory.BYTES_PER_PARAMETER.items()
+    kinds = BYTES_PER_PARAMETER.items()
     rows = [[name, *map(str, (*parts.values(), sum(parts.values())))] for name, parts in kinds]
     return Table(["bytes for one parameter", *PARTS, "in all"], rows)
 
@@ -33,7 +33,7 @@ def zero_stages(params: float, d: int) -> Table:
     """States of `params` parameters on each of d ranks, by ZeRO stage, in mixed precision."""
     rows = []
     for zero, formula in enumerate(("16·N", "4·N + 12·N/d", "2·N + 14·N/d", "16·N/d")):
-        parts = theory.states(params, d, zero).values()
+        parts = by_hand.states_bytes(params, d, zero=zero)
         rows.append([f"ZeRO-{zero}" if zero else "no ZeRO", formula, *map(human, parts), human(sum(parts))])
     return Table(["", "formula", *PARTS, "in all"], rows, title=f"N = {params:.3g} parameters, d = {d}")
 
@@ -115,7 +115,7 @@ def states_table(world: World, by_kind: dict[str, list[dict[str, int]]]) -> Tabl
     n, d = sum(p.numel() for p in toy.ToyTransformer().parameters()), len(world)
     rows = []
     for kind, (held, *_) in by_kind.items():
-        predicted = sum(theory.states(n, d, KINDS[kind], weights=4, gradients=4, optimizer=8).values())
+        predicted = sum(by_hand.states_bytes(n, d, zero=KINDS[kind], of_each=(4, 4, 8)))
         total = sum(held.values())
         sizes = [human(size) for size in (*(held[part] for part in PARTS), total, predicted)]
         rows.append([kind, *sizes, f"{total / predicted:.2f}"])
@@ -153,7 +153,7 @@ def by_framework(world: World) -> Table:
         parts = (record.weight_bytes, record.gradient_bytes, record.optimizer_bytes)
         rows.append([name, kind, formula])
         for ranks in (1, d):
-            predicted = sum(theory.states(1, ranks, KINDS[kind], *parts).values())
+            predicted = sum(by_hand.states_bytes(1, ranks, zero=KINDS[kind], of_each=parts))
             rows[-1] += [f"{predicted:.0f}", f"{world.run(run, kind, options, ranks)[0] / n:.2f}"]
         moved = sent(Job(seven, global_batch=d, framework=record), Layout(dp=d, zero=KINDS[kind]))["dp"]
         rows[-1].append(f"{moved / seven.params * d / (d - 1):.1f}")
@@ -206,12 +206,18 @@ def activations_table(b: int = 2, s: int = 128, h: int = 256, a: int = 4) -> Tab
             return held.now / (s * b * h) if y.requires_grad else 0.0
 
     rows = [
-        [name, formula, f"{predicted:.1f}", f"{kept(*how):.1f}"]
-        for name, formula, predicted, how in (
-            ("all of it", "34 + 5·a·s/h", 34 + 5 * a * s / h, (False, "none")),
-            ("fused attention", "34", 34, (True, "none")),
-            ("selective recompute", "34", 34, (False, "selective")),
-            ("full recompute", "2", 2, (False, "full")),
+        [
+            name,
+            formula,
+            # A fused kernel recomputes the scores, as "selective" does.
+            f"{by_hand.layer_activation_bytes(b, s, h, a, recompute=again) / (s * b * h):.1f}",
+            f"{kept(fused, 'none' if fused else again):.1f}",
+        ]
+        for name, formula, fused, again in (
+            ("all of it", "34 + 5·a·s/h", False, "none"),
+            ("fused attention", "34", True, "selective"),
+            ("selective recompute", "34", False, "selective"),
+            ("full recompute", "2", False, "full"),
         )
     ]
     columns = ["kept for backward", "formula", "predicted", "measured"]

@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from drops.measured import product_speed, reduce_speed
+from three_axes.paper import by_hand
 from three_axes.plan import (
     CLUSTERS,
     FRAMEWORKS,
@@ -19,7 +20,6 @@ from three_axes.plan import (
     estimate,
     find_model,
     plan,
-    states,
 )
 from three_axes.table import Table
 
@@ -119,7 +119,7 @@ def tree(model: ModelShape, gpus: int) -> tuple[str, tuple[int, int, int]]:
     """
     cluster = CLUSTERS[CLUSTER]
     node, room = cluster.gpus_per_node, 0.6 * cluster.device.memory
-    need = sum(states(model.params).values())
+    need = sum(by_hand.states_bytes(model.params))
     if need <= room:
         return "fits one GPU: DP", (gpus, 1, 1)
     if need <= room * node:

@@ -11,7 +11,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 from helpers.practice import Answer, Asked, Form, Run, beside, number, right
-from three_axes.plan import CLUSTERS, FRAMEWORKS, Estimate, Job, Layout, estimate, find_model, states
+from three_axes.paper import by_hand
+from three_axes.plan import CLUSTERS, FRAMEWORKS, Estimate, Job, Layout, estimate, find_model
 from three_axes.table import human
 
 # -- practice: a cost model of one's own ----------------------------------------------------------
@@ -487,7 +488,7 @@ def _as_sizes(run: Run) -> Answer:
     """Praise, with d·t·p of each case and the bytes of states on a GPU."""
     lines = []
     for case, (_, why, (params, d, t, p, zero)) in QUICK.items():
-        size = sum(states(params / (t * p), d, zero).values())
+        size = sum(by_hand.states_bytes(params, d, t, p, zero))
         lines.append((case, f"{d}·{t}·{p}, {human(size)} of states a GPU. {why}", ""))
     return right(
         "Four cases, and four reasons that would stand in a meeting. As sizes d·t·p, whose product is the"

@@ -20,7 +20,7 @@ from helpers import toy, train
 from helpers.ranks import World, current, memory
 from helpers.train import Config
 from three_axes import devices
-from three_axes.paper import algorithmic_bytes
+from three_axes.paper import by_hand
 from three_axes.plan import TOY, Job, Layout, ModelShape, estimate, sent
 from three_axes.table import Table, human
 
@@ -166,7 +166,7 @@ def three_ways(step: Step, config: Config) -> Table:
         counted[row.axis] += row.algorithmic
         if row.op == "all_reduce" and len(row.members) == ranks:
             # The loss and the gradients' norm: two numbers that all ranks share.
-            counted[row.axis] -= algorithmic_bytes("all_reduce", 16, ranks)
+            counted[row.axis] -= by_hand.all_reduce_bytes(16, ranks)
     rows = [
         ["dp (FSDP)" if axis == "dp" else axis, human(size), human(counted[axis])]
         for axis, size in sent_by_first(config).items()
