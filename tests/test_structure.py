@@ -38,7 +38,12 @@ TABLES = {
     "three_axes.lines",
 }
 PAPER = {"three_axes.paper", "three_axes.plan"}
-MACHINE = {"three_axes.devices", "three_axes.nccl", "three_axes.pytorch_private"}
+MACHINE = {
+    "three_axes.devices",
+    "three_axes.nccl",
+    "three_axes.pytorch_private",
+    "three_axes.cpython_private",
+}
 COUNTED = TABLES | PAPER | MACHINE | {"three_axes.count"}
 COURSE = COUNTED | {
     "three_axes.trace",
@@ -58,6 +63,7 @@ MAY = {
     "three_axes.devices": set(),
     "three_axes.nccl": set(),
     "three_axes.pytorch_private": set(),
+    "three_axes.cpython_private": set(),
     "three_axes.ledger": {"three_axes.pytorch_private"},
     "three_axes.paper": {"three_axes.table", "three_axes.foreign", "three_axes.doors", "three_axes.checks"},
     "three_axes.plan": TABLES | PAPER,
@@ -243,6 +249,13 @@ def test_private_names_of_pytorch_stand_in_one_file():
             lines = [line for line in file.read_text().splitlines() if PRIVATE.search(line.split("  #")[0])]
             lines = [line for line in lines if "`" not in line and "is_in_bad_fork" not in line]
             assert not [line for line in lines if "FakeTensorMode" not in line], file
+
+
+def test_private_names_of_cpython_are_in_one_file():
+    private = re.compile(r"_forkserver\b|spawnv_passfds|\._children\.|\._resource_tracker|\._config\b")
+    for file in FILES:
+        found = private.search(file.read_text())
+        assert file.name == "cpython_private.py" or not found, f"{file}: {found}"
 
 
 def test_frames_of_all_threads_are_asked_for_in_one_place():

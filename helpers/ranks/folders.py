@@ -15,8 +15,10 @@ import shutil
 import socket
 import tempfile
 from contextlib import suppress
-from multiprocessing import process, util
+from multiprocessing import util
 from pathlib import Path
+
+from three_axes import cpython_private
 
 with suppress(ImportError):  # on Windows, where `server` says what to do
     import fcntl
@@ -32,7 +34,7 @@ def home() -> str:
         around = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST else "/tmp"
         _sweep(around)
         _home = (*_make(around), os.getpid())
-        process.current_process()._config["tempdir"] = _home[0]  # what this process starts has the same
+        cpython_private.set_folder(_home[0])
         util.Finalize(None, _remove, exitpriority=-100)  # a process that multiprocessing forked has no atexit
     return _home[0]
 

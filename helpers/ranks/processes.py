@@ -8,12 +8,13 @@ import math
 import os
 import pickle
 import shutil
-import struct
 import threading
 import time
 from multiprocessing.connection import Connection, wait
 
 import psutil
+
+from three_axes import cpython_private
 
 from . import output, server
 from .failure import RankStatus
@@ -54,24 +55,7 @@ class Inbox:
         except OSError:
             came = b""
         self._came += came
-        return self._whole() if came else None
-
-    def _whole(self) -> list[bytes]:
-        """As multiprocessing frames them: a length of 4 bytes, or −1 and one of 8 bytes."""
-        messages, at = [], 0
-        while len(self._came) >= at + 4:
-            (size,), start = struct.unpack_from("!i", self._came, at), at + 4
-            if size == -1:
-                if len(self._came) < start + 8:
-                    break
-                (size,), start = struct.unpack_from("!Q", self._came, start), start + 8
-            if len(self._came) < start + size:
-                break
-            at = start + size
-            with memoryview(self._came) as came:
-                messages.append(came[start:at].tobytes())
-        del self._came[:at]
-        return messages
+        return cpython_private.whole_messages(self._came) if came else None
 
 
 class Processes:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import multiprocessing as mp
-import multiprocessing.process
 import os
 import signal
 import sys
@@ -20,12 +19,12 @@ import threading
 import time
 import types
 from contextlib import contextmanager
-from functools import partial
-from multiprocessing import util
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
+
+from three_axes import cpython_private
 
 from . import folders
 
@@ -118,7 +117,7 @@ def _load(library: str) -> None:
         spare = _spares.pop()
         spare.process.kill()
         spare.process.join()
-    _let_go()
+    cpython_private.forget_fork_server()
 
 
 def _start() -> Unnamed:
@@ -162,19 +161,8 @@ def _in_sessions():
     A kernel that is shut down first ends all processes of its group, and waits for them. multiprocessing's
     resource tracker ignores SIGTERM: in that group it would make each restart 2.5 seconds longer.
     """
-    with _counting:  # the patch belongs to one thread at a time
-        spawn = util.spawnv_passfds
-        util.spawnv_passfds = partial(_in_a_session, spawn)
-        try:
-            yield
-        finally:
-            util.spawnv_passfds = spawn
-
-
-def _in_a_session(spawn, path, args, fds):
-    """multiprocessing's `spawn` of a Python that runs `-c PROGRAM`: it begins a session first."""
-    i = args.index("-c") + 1
-    return spawn(path, [*args[:i], f"import os; os.setsid(); {args[i]}", *args[i + 1 :]], fds)
+    with _counting, cpython_private.starting_with("import os; os.setsid()"):  # one thread at a time
+        yield
 
 
 @contextmanager
@@ -215,12 +203,11 @@ def _stop_blocked():
 
 def runs() -> bool:
     """Whether this process has started the server, it has not ended since, and its socket is there."""
-    from multiprocessing.forkserver import _forkserver
-
-    if _forkserver._forkserver_address and not os.path.exists(_forkserver._forkserver_address):
-        _let_go()  # something has tidied up: ranks that are alive keep the old one
+    pid, socket = cpython_private.fork_server()
+    if socket and not os.path.exists(socket):
+        cpython_private.forget_fork_server()  # something has tidied up: ranks that are alive keep the old one
+        return False
     try:
-        pid = _forkserver._forkserver_pid  # there is no public one
         return pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:
         return False
@@ -228,9 +215,7 @@ def runs() -> bool:
 
 def number() -> int | None:
     """The process that forks ranks now; None where none runs, or ranks are spawned."""
-    from multiprocessing.forkserver import _forkserver
-
-    return None if spawns() or not runs() else _forkserver._forkserver_pid
+    return None if spawns() or not runs() else cpython_private.fork_server()[0]
 
 
 def ended(was: int | None) -> bool:
@@ -245,23 +230,14 @@ def forget() -> None:
     """In a fork of the kernel: server and spares are the kernel's and not ours, and must see when it ends."""
     while _spares:
         disown(*_spares.pop())
-    _let_go()
-
-
-def _let_go() -> None:
-    """Know of no server. One that runs ends with its last rank."""
-    from multiprocessing.forkserver import _forkserver
-
-    if _forkserver._forkserver_alive_fd is not None:
-        os.close(_forkserver._forkserver_alive_fd)
-        _forkserver.__init__()
+    cpython_private.forget_fork_server()
 
 
 def disown(process: BaseProcess, *pipes: Connection) -> None:
     """In a fork of the kernel: the process is the kernel's, and must see when the kernel ends."""
     for pipe in pipes:
         pipe.close()
-    multiprocessing.process._children.discard(process)
+    cpython_private.disown(process)
 
 
 def folder() -> str | None:

@@ -28,7 +28,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from three_axes import devices, lines, pytorch_private
+from three_axes import cpython_private, devices, lines, pytorch_private
 from three_axes.count import OwnThread, Report, interposer, meter, wire
 
 from ..emulate import Budget, Fabric
@@ -73,7 +73,7 @@ def main(control, output, leash) -> None:
     torch.set_num_threads(1)  # ranks share the machine's cores: more threads only get in each other's way
     # Forked alike, they would draw alike.
     (torch.manual_seed(setup.rank), random.seed(setup.rank), numpy.random.seed(setup.rank))
-    multiprocessing.current_process()._config["daemon"] = False  # a DataLoader may have workers here
+    cpython_private.allow_children()
     if setup.device == "cpu" and sys.platform == "linux":
         # A cell's Dataset has no module that a new process could import. A GPU's process may not be forked.
         multiprocessing.set_start_method("fork", force=True)

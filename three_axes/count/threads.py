@@ -13,10 +13,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
 from pathlib import Path
 
-from .. import lines, pytorch_private
+from .. import cpython_private, lines, pytorch_private
 
 # Beginnings of names of native threads and of processes: of gloo and NCCL, of the store's server, of CUDA and
 # its backward; of a loader's pool, and what serves its memory.
@@ -132,7 +131,7 @@ def _tasks() -> dict[tuple[str, str], str]:
 
 def _children() -> dict[tuple[str, str], str]:
     """The same of processes that have come from this one, but for multiprocessing's that tidies up."""
-    tidies = str(getattr(resource_tracker._resource_tracker, "_pid", None))
+    tidies = str(cpython_private.resource_tracker_pid())
     numbers: list[str] = []
     for file in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):  # the thread has ended
