@@ -133,4 +133,5 @@ def write(which: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(*sys.argv[1:2] or [""], BUILD / "slides")
+    for which in sys.argv[1:] or [""]:
+        write(which, BUILD / "slides")
