@@ -378,7 +378,7 @@ def test_what_ranks_bring_to_one_collective_is_held_against_each_other():
 
 
 def test_a_report_from_the_store_is_data():
-    (told, missing) = (counter.RankReport(Report([CollectiveCount("send", "dp")]), rank=1), object())
+    (told, missing) = (counter.RankReport(Report(rows=[CollectiveCount("send", "dp")]), rank=1), object())
     store = SimpleNamespace(wait=lambda *_: None, get=lambda rank: pickle.dumps([missing, told][int(rank)]))
     with counting() as traffic:
         pass
@@ -400,7 +400,7 @@ def test_of_ranks_that_shared_a_gpu_no_rank_is_said_to_wait():
         pass
     traffic.between_ranks()  # which gathers what there is
     tell = lambda rank, gpu: counter.RankReport(
-        Report([CollectiveCount("send", "dp", waited=1.0 + rank)]), rank=rank, gpu=gpu
+        Report(rows=[CollectiveCount("send", "dp", waited=1.0 + rank)]), rank=rank, gpu=gpu
     )
     for gpus, said in (("aab", True), ("abc", False), (("", "", ""), False)):
         traffic._told = [tell(rank, gpu) for rank, gpu in enumerate(gpus)]

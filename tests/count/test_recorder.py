@@ -69,7 +69,19 @@ def told(monkeypatch):
 def call(op="all_reduce", axis="dp", root=None, first=(100,), device="cpu", **sizes):
     tensor = None if first is None else torch.empty(first, device=device)
     sizes = {"payload": 400, "size": 400, "algorithmic": 600} | sizes
-    return Call(op, axis, GROUP, [4, 5], 0, root, **sizes, first=tensor, alone=True, reduces="", tag=0)
+    return Call(
+        op=op,
+        axis=axis,
+        group=GROUP,
+        members=[4, 5],
+        me=0,
+        root=root,
+        **sizes,
+        first=tensor,
+        alone=True,
+        reduces="",
+        tag=0,
+    )
 
 
 def issue(recorder, call, work=None, sends=0):

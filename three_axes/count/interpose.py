@@ -44,7 +44,7 @@ from .operators import (
 _KEY = "BackendSelect"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Call:
     """A collective that is being issued. payload: bytes of the whole tensor. size: bytes that it holds.
     algorithmic: bytes that this rank must send, by the book. reduces: 'sum', 'max' and so on.
@@ -286,12 +286,22 @@ class Interposer:
             milliseconds = args[at_limit] if at_limit < len(args) else kwargs.get("timeout", -1)
             if milliseconds >= 0:  # of this call alone
                 limit = min(limit, milliseconds / 1000)
-            algorithmic = must_send(operator, args, payload, len(members), me, root or 0)
-            alone, reduces = whole is first or len(whole) == 1, reduction(operator, args)
-            tag = args[TAGS[operator]] if operator in TAGS else 0
-            sizes = payload, held, algorithmic
             issued = Call(
-                name, axis, group, members, me, root, *sizes, first, alone, reduces, tag, limit, backend
+                op=name,
+                axis=axis,
+                group=group,
+                members=members,
+                me=me,
+                root=root,
+                payload=payload,
+                size=held,
+                algorithmic=must_send(operator, args, payload, len(members), me, root or 0),
+                first=first,
+                alone=whole is first or len(whole) == 1,
+                reduces=reduction(operator, args),
+                tag=args[TAGS[operator]] if operator in TAGS else 0,
+                limit=limit,
+                backend=backend,
             )
             if name == "all_reduce" and _by_autograd(sys._getframe().f_back):
                 issued.backward = pytorch_private.backward_under_way()
@@ -300,7 +310,7 @@ class Interposer:
                 self._watch_backward()
             ticket, fabric = None, self.fabric
             if fabric and operator != "recv_any_source_":
-                ticket = fabric.come(name, group.group_name, members, me, root, tag, payload)
+                ticket = fabric.come(name, group.group_name, members, me, root, issued.tag, payload)
             self.inside = True
             try:
                 result = call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)

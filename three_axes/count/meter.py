@@ -166,16 +166,16 @@ class Recorder(Listener):
         not_waited = self.not_waited()
         self._close(self._open)
         return Report(
-            list(self.rows.values()),
-            None if self._unseen or under_way else sent,
-            self._peak,
-            not_waited,
-            under_way,
-            self.moves.begun,
-            self.spans,
-            self.streams,
-            self.levels,
-            interposer.fabric.late if interposer.fabric else 0,
+            rows=list(self.rows.values()),
+            wire=None if self._unseen or under_way else sent,
+            peak_in_flight=self._peak,
+            not_waited=not_waited,
+            under_way=under_way,
+            begun=self.moves.begun,
+            spans=self.spans,
+            streams=self.streams,
+            levels=self.levels,
+            late=interposer.fabric.late if interposer.fabric else 0,
         )
 
     def keep(self, span: Span) -> None:

@@ -44,7 +44,7 @@ def alike(rows: list[CollectiveCount], others: list[CollectiveCount]) -> bool:
     return one == other
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Report:
     """What one rank did during one call."""
 
