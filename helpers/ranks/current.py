@@ -1,5 +1,5 @@
-"""The rank that this process is, for functions that run on ranks: what they keep, count and have used, and
-how far they have come.
+"""For functions that run on a rank: which rank this process is, what that rank keeps, counts and uses, and
+how far its call has progressed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from three_axes.count import CollectiveCount, Span
 
 
 class Rank(Protocol):
-    """What functions that run on a rank use of it; `worker.Rank` is one."""
+    """What functions that run on a rank use of the rank; `worker.Rank` implements it."""
 
     device: Any
     recorder: Any
@@ -24,22 +24,22 @@ class Rank(Protocol):
     names: dict
 
     def tell(self, done: int, total: int | None) -> None:
-        """Say to the notebook how far the rank has come."""
+        """Report the rank's progress to the notebook."""
 
 
-rank: Rank | None = None  # None in the kernel, and in what a rank forks
+rank: Rank | None = None  # None in the kernel, and in processes that a rank forks
 
 
 def progress(iterable, total: int | None = None):
-    """Loop over `iterable`, showing in the notebook how far the slowest rank has come.
+    """Loop over `iterable`, and show a progress bar in the notebook: the progress of the slowest rank.
 
     Works in a function that runs on ranks, and does nothing elsewhere.
     """
     total = len(iterable) if total is None and hasattr(iterable, "__len__") else total
-    told, done = 0.0, 0
+    reported, done = 0.0, 0
     for item in iterable:
-        if rank and time.monotonic() - told > 0.1:
-            told = time.monotonic()
+        if rank and time.monotonic() - reported > 0.1:
+            reported = time.monotonic()
             rank.tell(done, total)
         yield item
         done += 1
@@ -51,7 +51,8 @@ def progress(iterable, total: int | None = None):
 def span(kind: str, label: str | int = ""):
     """On a rank, record what runs in this block. Anywhere else, do nothing.
 
-    On a GPU the span begins when what was asked for earlier is done, and ends when what it asked for is.
+    On a GPU the span begins when all work launched before the block is done, and ends when the block's own
+    work is done.
     """
 
     if rank:
@@ -66,22 +67,22 @@ def span(kind: str, label: str | int = ""):
 
 
 def meet() -> None:
-    """On a rank: an all-reduce of all, which makes NCCL's first communicator."""
+    """On a rank: one all-reduce over all ranks, with which NCCL makes its first communicator."""
     dist.all_reduce(torch.ones(1, device=_here("meet").device))
 
 
 def around(op):
-    """A span for one operation of a schedule: what `toy.run_schedule` takes."""
+    """A span for one operation of a schedule; `toy.run_schedule` takes this function."""
     return span(op.kind, op.microbatch)
 
 
 def count_from_here() -> None:
-    """Leave out of `world.traffic` and `world.timeline` what this call has done so far, a warm-up perhaps."""
+    """Leave out of `world.traffic` and `world.timeline` what this call has done so far, such as a warm-up."""
     _here("count_from_here").recorder.start()
 
 
 def counted_so_far() -> list[CollectiveCount]:
-    """This rank's collectives of this call, by kind and axis, since `count_from_here()` if called."""
+    """This rank's collectives of this call by kind and axis, since `count_from_here()` if that was called."""
     return _here("counted_so_far").recorder.counted_so_far()
 
 
@@ -91,9 +92,9 @@ def spans_so_far() -> list[Span]:
 
 
 def peak_memory(reset: bool = False) -> int:
-    """The most bytes of tensors that this rank has held at once: on a GPU as PyTorch's allocator
-    counts them, without those of ranks that share the GPU; else as the budget of `World(memory=…)` does.
-    reset: begin anew.
+    """The largest number of bytes that this rank's tensors have held at one time. On a GPU PyTorch's
+    allocator counts them, for this rank alone even if ranks share the GPU. On a CPU the budget of
+    `World(memory=…)` counts them. reset: start a new peak from the bytes held now.
 
     Raises RuntimeError where neither counts.
     """
@@ -115,8 +116,8 @@ def peak_memory(reset: bool = False) -> int:
 
 
 def rank_state() -> dict:
-    """What this rank keeps from call to call: a dict of its own, the names that %%ranks cells see. Fresh
-    ranks begin with an empty one.
+    """What this rank keeps from call to call: a dict with the variables that %%ranks cells see. In a fresh
+    rank it is empty.
     """
     return _here("rank_state").names
 

@@ -1,8 +1,8 @@
-"""When something goes wrong on the ranks: what the reader is told.
+"""The error messages for a call that fails on the ranks.
 
-Each function takes what is known and gives the text. The order is always the same:
-who failed and how, where in the reader's code, what the others were doing, and
-what has become of the ranks' variables.
+Each function takes what is known and returns the text. The order is always the same: which ranks failed and
+how, the line of the reader's code, what the other ranks were doing, and whether the ranks keep their
+variables.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ FRESH = "All ranks were started afresh: the variables of earlier cells are gone,
 
 
 class RankError(RuntimeError):
-    """A call on the ranks failed. `ranks` are those at fault, `kind` is one of 'raised', 'died', 'timeout',
-    'deadlock', 'disagree' (the call came to its end, though ranks brought what does not fit), 'result';
-    `seen` is what was known of each rank; `deadlock` is the proof that some could not go on. The message is
-    written for the reader."""
+    """A call on the ranks failed. `ranks` are those at fault. `kind` is one of 'raised', 'died', 'timeout',
+    'deadlock', 'result', or 'disagree' (the call ended, but ranks called a collective with arguments that do
+    not match). `seen` has the status of each rank; `deadlock` is the proof that some ranks could not
+    continue. The message is written for the reader."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class RankError(RuntimeError):
         kind: str,
         at_fault: Iterable[int],
         state_kept: bool,
-        seen: list[RankStatus],
+        statuses: list[RankStatus],
         deadlock: Deadlock | None = None,
     ):
         super().__init__(message)
-        self.kind, self.ranks, self.state_kept, self.seen = kind, sorted(at_fault), state_kept, seen
+        self.kind, self.ranks, self.state_kept, self.seen = kind, sorted(at_fault), state_kept, statuses
         self.deadlock = deadlock
 
     @property
     def report(self) -> str:
-        """The message without its last line, which tells what is left of the world, and without advice on
+        """The message without its last line, which is on the state of the world, and without advice on
         timeouts: for a world that nobody will use again."""
         return "\n".join(str(self).split("\n")[:-1]).replace(", with timeout=… in seconds", "")
 
@@ -65,7 +65,7 @@ class RankError(RuntimeError):
         return RankError, (str(self), self.kind, self.ranks, self.state_kept, self.seen, self.deadlock)
 
     def _render_traceback_(self) -> list[str]:
-        """IPython shows this and not a traceback through our own code."""
+        """IPython prints these lines instead of a traceback through this package."""
         return str(self).split("\n")
 
 
@@ -80,75 +80,78 @@ class RanksInterrupted(KeyboardInterrupt):
 class RankStatus:
     """What is known of one rank when a call goes wrong."""
 
-    error: Error | None = None  # it raised
-    exit: int | None = None  # its process ended, with this status (negative: the signal)
-    orphaned: bool = False  # the server that had forked it has ended, so nobody knows of its own end
-    stopped: bool = False  # by SIGSTOP: it is silent, and may go on
-    where: dict | None = None  # what it says it is doing (worker.Rank._where)
-    box: dict | None = None  # the last collective it entered (meter.Recorder.box)
-    finished: bool = False  # it had ended the call in good order
-    said: str = ""  # what it had printed
+    error: Error | None = None  # the rank raised
+    exit: int | None = None  # the process ended with this status (negative: the signal)
+    orphaned: bool = False  # the server that forked the process has ended: the exit status is unknown
+    stopped: bool = False  # by SIGSTOP: it does not answer now, and may continue later
+    where: dict | None = None  # what the rank answers that it is doing (worker.Rank._where)
+    box: dict | None = None  # the last collective that the rank entered (meter.Recorder.box)
+    finished: bool = False  # the rank had ended the call without an error
+    said: str = ""  # what the rank had printed
 
 
 def explain(
-    seen: list[RankStatus], timeout: float | None, deadlock: Deadlock | None, mend: Callable[[], str]
+    statuses: list[RankStatus], timeout: float | None, deadlock: Deadlock | None, mend: Callable[[], str]
 ) -> RankError:
-    """What became of a call that failed.
+    """The error for a call that failed.
 
-    mend: frees the ranks, completes `seen` where one dies of it, and returns the sentence on their variables.
+    mend: a function that frees the ranks, completes `seen` if a rank dies of that, and returns the sentence
+    on their variables.
     """
-    raising = [r for r, s in enumerate(seen) if s.error and not s.error.aborted]
-    raising = [r for r in raising if not seen[r].error.follows] or raising
-    had_died = any(s.exit is not None for s in seen)
+    raising = [r for r, s in enumerate(statuses) if s.error and not s.error.aborted]
+    raising = [r for r in raising if not statuses[r].error.follows] or raising
+    had_died = any(s.exit is not None for s in statuses)
     state = mend()
     kept = state != FRESH
     if had_died:
-        dead = [r for r, s in enumerate(seen) if s.exit is not None]
-        return RankError(died(seen, dead, state), "died", dead, False, seen)
+        dead = [r for r, s in enumerate(statuses) if s.exit is not None]
+        return RankError(died(statuses, dead, state), "died", dead, False, statuses)
     if not raising and deadlock:
-        told = deadlocked(seen, deadlock, state)
-        return RankError(told, "deadlock", deadlock.ranks, kept, seen, deadlock)
+        text = deadlocked(statuses, deadlock, state)
+        return RankError(text, "deadlock", deadlock.ranks, kept, statuses, deadlock)
     if not raising:
-        stuck = [r for r, s in enumerate(seen) if not s.finished]
-        return RankError(timed_out(seen, timeout, state), "timeout", stuck, kept, seen)
-    if all(seen[r].error.cause == "result" for r in raising):
-        return RankError(result(seen, raising, state), "result", raising, kept, seen)
-    raising = [r for r in raising if not seen[r].error.cause]
-    return RankError(raised(seen, raising, state), "raised", raising, kept, seen)
+        stuck = [r for r, s in enumerate(statuses) if not s.finished]
+        return RankError(timed_out(statuses, timeout, state), "timeout", stuck, kept, statuses)
+    if all(statuses[r].error.cause == "result" for r in raising):
+        return RankError(result(statuses, raising, state), "result", raising, kept, statuses)
+    raising = [r for r in raising if not statuses[r].error.cause]
+    return RankError(raised(statuses, raising, state), "raised", raising, kept, statuses)
 
 
-def raised(seen: list[RankStatus], first: list[int], state: str) -> str:
-    """`first` raised by themselves."""
+def raised(statuses: list[RankStatus], first: list[int], state: str) -> str:
+    """The error when the ranks `first` raised, not as a consequence of another rank's failure."""
     raising: dict[tuple, list[int]] = {}
     for r in first:
-        e = seen[r].error
+        e = statuses[r].error
         raising.setdefault((e.type, e.message, tuple(e.lines)), []).append(r)
     parts = []
     for (kind, message, frames), members in raising.items():
-        parts.append(f"{ranks(members, of=len(seen))} raised {kind}" + (f": {message}" if message else ""))
+        parts.append(
+            f"{ranks(members, of=len(statuses))} raised {kind}" + (f": {message}" if message else "")
+        )
         parts += ["    " + line for line in _unrepeated([lines.show(f) for f in frames])]
-    return "\n".join(parts + _others(seen, first) + [state])
+    return "\n".join(parts + _others(statuses, first) + [state])
 
 
-def _unrepeated(shown: list[str]) -> list[str]:
-    """A recursion's thousand equal lines, as one and how often."""
+def _unrepeated(texts: list[str]) -> list[str]:
+    """The lines of a traceback, where each run of equal lines (a recursion) is one line with a number."""
     out = []
-    for line, group in itertools.groupby(shown):
+    for line, group in itertools.groupby(texts):
         times = len(list(group))
         out.append(line + (f"   ({times} times)" if times > 1 else ""))
     return out if len(out) <= 12 else [*out[:6], f"… {len(out) - 12} lines …", *out[-6:]]
 
 
-def result(seen: list[RankStatus], first: list[int], state: str) -> str:
+def result(statuses: list[RankStatus], first: list[int], state: str) -> str:
     """The code ran on every rank, but a result could not be sent to the notebook."""
     return (
-        f"{ranks(first, of=len(seen))} ran to the end, but the result cannot be sent back: "
-        f"{seen[first[0]].error.message}\n" + RETURN + state
+        f"{ranks(first, of=len(statuses))} ran to the end, but the result cannot be sent back: "
+        f"{statuses[first[0]].error.message}\n" + RETURN + state
     )
 
 
 def unreadable(r: int, error: Exception, state: str) -> str:
-    """A result came, and the kernel cannot make it an object again."""
+    """A result arrived, but the kernel cannot unpickle it."""
     return (
         f"rank {r} ran to the end, but its result cannot be read in the notebook: {type(error).__name__}:"
         f" {error}\n" + RETURN + state
@@ -165,7 +168,7 @@ def not_taken(slow: list[int], n: int, size: int, seconds: float, state: str) ->
 
 
 def no_message(rank: int, n: int, state: str) -> str:
-    """The rank has written into the pipe through which it answers."""
+    """The rank has written something else into the pipe that carries its answers."""
     return (
         f"{ranks([rank], of=n)} has sent the notebook something that is no answer: the call's code, or a"
         " library of it, has written to a file descriptor that is not its own.\n" + state
@@ -178,28 +181,28 @@ def not_shared(error: RankError, n: int, gpus: int) -> str:
     return f"{those}: {error.report}\nWorld({n}) runs on the CPU"
 
 
-def died(seen: list[RankStatus], dead: list[int], state: str) -> str:
+def died(statuses: list[RankStatus], dead: list[int], state: str) -> str:
     """The processes of `dead` are gone."""
-    aborted = [r for r in dead if seen[r].exit == -signal.SIGABRT]
-    if aborted and (text := _mismatch(seen, aborted)):
+    aborted = [r for r in dead if statuses[r].exit == -signal.SIGABRT]
+    if aborted and (text := _mismatch(statuses, aborted)):
         return "\n".join([text, state])
-    if all(seen[r].orphaned for r in dead):
+    if all(statuses[r].orphaned for r in dead):
         return f"the process that forks all ranks is gone, and they with it. {KILLED}.\n{state}"
     parts = []
     for r in dead:
-        parts.append(f"rank {r} is gone: {_manner(seen[r].exit)}")
-        if box := seen[r].box:
+        parts.append(f"rank {r} is gone: {_manner(statuses[r].exit)}")
+        if box := statuses[r].box:
             parts.append(f"    its last collective: {_collective(box)}")
-        if seen[r].exit == -signal.SIGABRT and seen[r].said:
-            parts += ["    " + line for line in seen[r].said.strip().split("\n")[-3:]]
-    return "\n".join(parts + _others(seen, dead) + [state])
+        if statuses[r].exit == -signal.SIGABRT and statuses[r].said:
+            parts += ["    " + line for line in statuses[r].said.strip().split("\n")[-3:]]
+    return "\n".join(parts + _others(statuses, dead) + [state])
 
 
-def timed_out(seen: list[RankStatus], seconds: float, state: str) -> str:
+def timed_out(statuses: list[RankStatus], seconds: float, state: str) -> str:
     """The call did not end in time."""
     parts = [f"no end after {seconds:g} s, so the call was stopped"]
-    parts += _others(seen, [], heading="When it was stopped:")
-    stuck = {r: s.where["in"] for r, s in enumerate(seen) if s.where and s.where["in"]}
+    parts += _others(statuses, [], heading="When it was stopped:")
+    stuck = {r: s.where["in"] for r, s in enumerate(statuses) if s.where and s.where["in"]}
     never = sorted({other for inside in stuck.values() for other in inside["needs"]} - set(stuck))
     whats = {_collective(inside, peer=False) for inside in stuck.values()}
     ops = {inside["op"] for inside in stuck.values()}
@@ -211,7 +214,7 @@ def timed_out(seen: list[RankStatus], seconds: float, state: str) -> str:
             f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(never)}, which never"
             " came."
         )
-        if running := [r for r in never if not seen[r].finished]:
+        if running := [r for r in never if not statuses[r].finished]:
             parts[-1] += (
                 f" But {ranks(running)} had not ended: it may only need longer, with timeout=… in seconds."
             )
@@ -226,28 +229,30 @@ def timed_out(seen: list[RankStatus], seconds: float, state: str) -> str:
         )
     elif not stuck:
         parts.append("No rank is in a collective: it may only need longer, with timeout=… in seconds.")
-    helped = {r: s.where["help"] for r, s in enumerate(seen) if s.where and s.where["help"]}
+    helped = {r: s.where["help"] for r, s in enumerate(statuses) if s.where and s.where["help"]}
     parts += [f"That is no proof of a hang: rank {r} {what}." for r, what in list(helped.items())[:3]]
     return "\n".join(parts + [state])
 
 
-def deadlocked(seen: list[RankStatus], deadlock: Deadlock, state: str) -> str:
-    """The call can never end, which is known before its time is over."""
+def deadlocked(statuses: list[RankStatus], deadlock: Deadlock, state: str) -> str:
+    """The call can never end, and this was proven before its timeout."""
     what = "the ranks do not agree" if deadlock.kind == "disagree" else "no rank can ever go on"
-    others = _others(seen, [], heading="When it was stopped:")
-    deadlock.lines = {r: s.where["line"].number for r, s in enumerate(seen) if s.where and s.where["line"]}
+    others = _others(statuses, [], heading="When it was stopped:")
+    deadlock.lines = {
+        r: s.where["line"].number for r, s in enumerate(statuses) if s.where and s.where["line"]
+    }
     return "\n".join([f"{what}, so the call was stopped", *others, str(deadlock), state])
 
 
-def standing(seen: list[RankStatus]) -> str:
-    """Where each rank is now, in one line, and why that is no proof of a hang where all only wait."""
+def standing(statuses: list[RankStatus]) -> str:
+    """Where each rank is now, in one line; if all of them only wait, also why that is no proof of a hang."""
     groups: dict[str, list[int]] = {}
-    for r, s in enumerate(seen):
+    for r, s in enumerate(statuses):
         groups.setdefault(_is_at(s), []).append(r)
-    told = "; ".join(f"{ranks(who)}: {where}" for where, who in groups.items())
-    waits = all(s.finished or s.where and s.where["waits"] for s in seen)
-    why = [f"rank {r} {s.where['help']}" for r, s in enumerate(seen) if s.where and s.where["help"]]
-    return told + (f". That is no proof of a hang: {why[0]}" if waits and why else "")
+    places = "; ".join(f"{ranks(who)}: {where}" for where, who in groups.items())
+    waits = all(s.finished or s.where and s.where["waits"] for s in statuses)
+    why = [f"rank {r} {s.where['help']}" for r, s in enumerate(statuses) if s.where and s.where["help"]]
+    return places + (f". That is no proof of a hang: {why[0]}" if waits and why else "")
 
 
 def _is_at(s: RankStatus) -> str:
@@ -262,41 +267,45 @@ def _is_at(s: RankStatus) -> str:
     return lines.place(s.where["line"]) if s.where["line"] else "in code that is not yours"
 
 
-def left_behind(seen: list[RankStatus], members: list[int], state: str) -> str:
-    """All ranks' code has ended, and `members` had begun what nobody waits for and cannot end."""
+def left_behind(statuses: list[RankStatus], members: list[int], state: str) -> str:
+    """The reader's code has returned on all ranks; `members` had started operations that nobody waits for and
+    that cannot end.
+    """
     began: dict[str, list[int]] = {}
     for r in members:
-        if (where := seen[r].where) and (inside := where["in"]):
+        if (where := statuses[r].where) and (inside := where["in"]):
             began.setdefault(_collective(inside) + _at(inside), []).append(r)
-    told = [f"    {ranks(who)} began {what}" for what, who in began.items()]
-    return "\n".join(["note: nobody waits for this, and it cannot end, so it was given up:", *told, state])
+    started = [f"    {ranks(who)} began {what}" for what, who in began.items()]
+    return "\n".join(["note: nobody waits for this, and it cannot end, so it was given up:", *started, state])
 
 
-def interrupted(seen: list[RankStatus], state: str) -> str:
-    """The reader has pressed stop. Says what each rank was doing."""
-    return "\n".join(["stopped, as you asked."] + _others(seen, [], heading="When it was stopped:") + [state])
+def interrupted(statuses: list[RankStatus], state: str) -> str:
+    """The reader has pressed stop: what each rank was doing."""
+    return "\n".join(
+        ["stopped, as you asked."] + _others(statuses, [], heading="When it was stopped:") + [state]
+    )
 
 
-def _others(seen: list[RankStatus], but: list[int], heading: str = "Meanwhile:") -> list[str]:
-    """A line for each thing that the ranks not in `but` were doing, equal ones together, with the longest of
+def _others(statuses: list[RankStatus], but: list[int], heading: str = "Meanwhile:") -> list[str]:
+    """What the ranks outside `but` were doing: one line for all ranks that did the same, with the longest of
     their waits.
     """
     doing: dict[tuple[str, str], dict[int, float | None]] = {}
-    for r, s in enumerate(seen):
+    for r, s in enumerate(statuses):
         if r not in but:
             what, since, where = _doing(s)
             doing.setdefault((what, where), {})[r] = since
-    told = []
+    texts = []
     for (what, where), members in doing.items():
         longest = "" if None in members.values() else f", {time.monotonic() - min(members.values()):.1f} s"
         if what.startswith("was ") and len(members) > 1:
             what = "were" + what[3:]
-        told.append(f"    {ranks(list(members))} {what}{longest}{where}")
-    return [heading, *told] if doing else []
+        texts.append(f"    {ranks(list(members))} {what}{longest}{where}")
+    return [heading, *texts] if doing else []
 
 
 def _doing(s: RankStatus) -> tuple[str, float | None, str]:
-    """(what a rank was doing, since when it waited if it did, where in its code)."""
+    """(what the rank was doing, since when if it was waiting, the line of its code)."""
     if s.finished:
         return "had finished", None, ""
     if s.error and s.error.follows:
@@ -327,24 +336,24 @@ def _collective(box: dict, peer: bool = True) -> str:
 
 
 def _at(box: dict) -> str:
-    """Where a collective was begun in the reader's code, to be put behind its name; "" where nobody knows."""
+    """The line of the reader's code that called the collective, as a suffix; "" if it is not known."""
     return f"   {lines.show(lines.Line(*box['line']))}" if box["line"] else ""
 
 
-def _mismatch(seen: list[RankStatus], aborted: list[int]) -> str | None:
+def _mismatch(statuses: list[RankStatus], aborted: list[int]) -> str | None:
     """The commonest reason for gloo to abort a process: two ranks brought tensors of different size."""
-    printed = "\n".join(seen[r].said for r in aborted)
+    printed = "\n".join(statuses[r].said for r in aborted)
     if not re.search(r"enforce fail|EnforceNotMet|op\.preamble|nbytes|gloo::", printed):
         return None
     brought: dict[str, list[int]] = {}
-    for r, s in enumerate(seen):
+    for r, s in enumerate(statuses):
         if s.box:
             brought.setdefault(_collective(s.box, peer=False), []).append(r)
     if len(brought) < 2:
         return None
     parts = ["the ranks met in one collective with tensors that do not match:"]
     for what, members in brought.items():
-        parts.append(f"    {ranks(members)} called {what}{_at(seen[members[0]].box)}")
+        parts.append(f"    {ranks(members)} called {what}{_at(statuses[members[0]].box)}")
     parts.append(
         "Every rank must bring the same shape and dtype. PyTorch does not check this; "
         f"gloo ended the process of {ranks(aborted)} when the bytes did not fit."

@@ -1,8 +1,8 @@
 """PyTorch's flight recorder for ranks over gloo: the last collectives of a rank, with stacks, in a file.
 
-On GPUs the watchdog of NCCL writes such files when a collective times out, and TORCH_FR_DUMP_TEMP_FILE says
-where. gloo records as well (up to TORCH_FR_BUFFER_SIZE entries, 2000 by default), but nobody writes the file.
-A World that was made with this variable set does: when a call fails, every rank that is alive writes one.
+On GPUs NCCL's watchdog writes such a file when a collective times out; TORCH_FR_DUMP_TEMP_FILE names it.
+gloo records collectives too (up to TORCH_FR_BUFFER_SIZE entries, 2000 by default), but writes no file. So if
+TORCH_FR_DUMP_TEMP_FILE is set when a World is made, every living rank writes its file when a call fails.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def dump(since: int = 0) -> dict:
     """What this rank has recorded since a time in nanoseconds, as NCCL's watchdog would write it, so that
     PyTorch's analyzer (torchfrtrace) reads it.
 
-    Three things are completed, which gloo leaves open (PyTorch 2.13): the ranks of each group; the state of
-    a collective that has ended; and record numbers, which count from this call's first.
+    Three things that gloo leaves open (PyTorch 2.13) are completed: the ranks of each group; the state of a
+    collective that has ended; and record numbers, which start at 0 with this call's first entry.
     """
     record = pytorch_private.flight_record()
     record["pg_config"] = {
@@ -31,7 +31,7 @@ def dump(since: int = 0) -> dict:
             "desc": group.group_desc,
             "ranks": str(sorted(dist.get_process_group_ranks(group))),
         }
-        for group in pytorch_private.groups()  # those that this rank is a member of
+        for group in pytorch_private.groups()  # the groups of which this rank is a member
     }
     record["entries"] = [e for e in record["entries"] if e["time_created_ns"] >= since]
     for number, entry in enumerate(record["entries"]):
@@ -48,5 +48,5 @@ def write(rank: int, since: int) -> None:
             record = pickle.dumps(dump(since))
             with open(f"{prefix}{rank}", "wb") as file:
                 file.write(record)
-        except Exception as e:  # noqa: BLE001  a failing call must still be told
+        except Exception as e:  # noqa: BLE001  the call's own failure must still be reported
             print(f"rank {rank} could not write its flight record: {e}")

@@ -1,9 +1,10 @@
-"""A folder of this process for all its worlds: short, made again when it is gone, removed when its owner is.
+"""One temporary folder for all worlds of this process: with a short path, made again if it was removed, and
+deleted when the process ends.
 
-multiprocessing's own would do, but for three things: below a long TMPDIR its sockets' paths are too long for
-the system, one that a tidier has removed stays lost for good, and a process that is killed leaves it behind.
-So does every rank, since ranks are killed. Here a lock says whose folder is alive: the system lets go of it
-when the owner dies, however it dies.
+multiprocessing has such a folder too, with three faults. Below a long TMPDIR its sockets' paths are longer
+than the system allows. If a cleaner removes it, it is never made again. If its process is killed, it stays,
+and ranks are always killed. Here each folder has a lock (flock): the system releases the lock when the owner
+dies, so the next process finds the folders of dead owners and removes them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from three_axes import cpython_private
 with suppress(ImportError):  # on Windows, where `server` says what to do
     import fcntl
 
-LONGEST = 60  # characters of the folder around ours: a socket's path in it may have 107
+LONGEST = 60  # characters of the parent folder's path: a socket's whole path may have 107
 _home: tuple[str, int, int] | None = None  # path, descriptor that holds its lock, owner
 
 
@@ -35,13 +36,13 @@ def home() -> str:
         _sweep(around)
         _home = (*_make(around), os.getpid())
         cpython_private.set_folder(_home[0])
-        util.Finalize(None, _remove, exitpriority=-100)  # a process that multiprocessing forked has no atexit
+        util.Finalize(None, _remove, exitpriority=-100)  # processes forked by multiprocessing skip atexit
     return _home[0]
 
 
 def _prefix() -> str:
-    """A name's beginning that all processes under one system share: these see each other's locks, and perhaps
-    no others do.
+    """The first part of a folder's name, the same for all processes under one running system. Only these
+    processes are sure to see each other's locks.
     """
     try:
         system = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -55,7 +56,7 @@ def _make(around: str) -> tuple[str, int]:
     while True:
         path = tempfile.mkdtemp(prefix=_prefix(), dir=around)
         handle = os.open(path, os.O_RDONLY)
-        if _locked(handle) and os.path.isdir(path):  # else somebody who sweeps was faster
+        if _locked(handle) and os.path.isdir(path):  # else another process's _sweep has removed it already
             return path, handle
         os.close(handle)
 
@@ -65,7 +66,7 @@ def _locked(handle: int) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks: nobody sweeps there
+    except OSError:  # a file system without locks: there _sweep removes nothing
         pass
     return True
 
@@ -73,7 +74,7 @@ def _locked(handle: int) -> bool:
 def _sweep(around: str) -> None:
     """Remove the folders of owners that are dead."""
     for path in Path(around).glob(_prefix() + "*"):
-        with suppress(OSError):  # somebody else's, or gone meanwhile
+        with suppress(OSError):  # another user's folder, or removed meanwhile
             handle = os.open(path, os.O_RDONLY)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Ranks that a launcher started: how they join, fail together, hold a folder, and when they must end."""
+"""Ranks that a launcher started: how they join, raise errors together, lock a run's folder, and end."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from three_axes.table import ranks
 
 
 def join(timeout: float) -> tuple[torch.device, str]:
-    """Join the group that a launcher has started, or make one of this process alone. Returns the device that
-    this rank trains on, and a sentence that says which ones all ranks train on: where a machine has fewer
-    GPUs than ranks, these share them. Raises ValueError where NCCL cannot share, and where ranks see no GPU
-    while others do.
+    """Join the group that a launcher has started, or make a group of this process alone. Returns this rank's
+    device, and a sentence that names the devices of all ranks. Where a machine has fewer GPUs than ranks,
+    ranks share GPUs. Raises ValueError if NCCL cannot share them, and if some ranks see no GPU while others
+    do.
     """
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
     end_with_launcher()
@@ -35,16 +35,16 @@ def join(timeout: float) -> tuple[torch.device, str]:
     else:
         store, rank, n = dist.HashStore(), 0, 1
     store.set(f"gpus/{rank}", json.dumps([devices.identities(), nccl.shares()]))
-    told = [json.loads(store.get(f"gpus/{r}")) for r in range(n)]
-    seen = [tuple(gpus) for gpus, _ in told]
-    taken = devices.assign(seen)
-    used = devices.in_use(seen, taken) if taken else 0
+    machines = [json.loads(store.get(f"gpus/{r}")) for r in range(n)]
+    visible = [tuple(gpus) for gpus, _ in machines]
+    taken = devices.assign(visible)
+    used = devices.in_use(visible, taken) if taken else 0
     on_cpu = "CUDA_VISIBLE_DEVICES=-1 trains on the CPU"
-    if any(seen) and not taken:
-        blind = ranks([r for r, gpus in enumerate(seen) if not gpus])
+    if any(visible) and not taken:
+        blind = ranks([r for r, gpus in enumerate(visible) if not gpus])
         raise ValueError(f"{blind} of {n} see no GPU, and others do. Every machine needs one; {on_cpu}")
     if taken and used < n:
-        if not all(shares for _, shares in told):
+        if not all(shares for _, shares in machines):
             raise ValueError(f"{nccl.why_not(n, used, launched=True).rstrip('.')}; {on_cpu}")
         for name, value in devices.SHARED.items():
             os.environ.setdefault(name, value)
@@ -59,12 +59,12 @@ def join(timeout: float) -> tuple[torch.device, str]:
 
 
 def store_of_attempt(store: dist.Store, rank: int, n: int) -> dist.Store:
-    """A part of the launcher's store that the n ranks which are starting share, and none that was started
-    before them.
+    """A part of the launcher's store that only the n ranks of this start share, without any rank of an
+    earlier start.
 
-    torchrun keeps one store for all its restarts (dynamic_rendezvous.py in PyTorch 2.13), and gloo would look
-    up the addresses of ranks that are dead. So every rank asks with a token of its own, and rank 0 answers
-    each until all have come. Raises DistNetworkError when one does not within the store's timeout.
+    torchrun keeps one store for all its restarts (dynamic_rendezvous.py in PyTorch 2.13), in which gloo would
+    find the addresses of dead ranks. So every rank writes a fresh token, and rank 0 answers each token until
+    all ranks have arrived. Raises DistNetworkError when a rank does not arrive within the store's timeout.
     """
     if rank:
         token = uuid.uuid4().hex
@@ -76,7 +76,7 @@ def store_of_attempt(store: dist.Store, rank: int, n: int) -> dist.Store:
     deadline = time.monotonic() + store.timeout.total_seconds()
     while missing:
         for other in list(missing):
-            if store.check([f"asks/{other}"]):  # perhaps of a dead rank; the answer is then read by nobody
+            if store.check([f"asks/{other}"]):  # perhaps a dead rank's token; then nobody reads the answer
                 store.set(f"answer/{store.get(f'asks/{other}').decode()}", name)
             if store.check([f"{name}/came/{other}"]):
                 missing.remove(other)

@@ -1,4 +1,4 @@
-"""How long a rank lives: as long as its kernel. What it starts lives as long as its world."""
+"""How long a rank lives: as long as its kernel. Processes that a rank starts live as long as its world."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from . import current
 
 
 def end_with_kernel(leash) -> None:
-    """Leave the kernel's session, where Jupyter sends its signals, but die when the kernel does, however it
-    dies.
+    """Leave the kernel's session, because Jupyter sends its signals there, but die when the kernel dies, in
+    whatever way.
 
-    Nothing is ever written to `leash`, whose other end only the kernel holds. When that is closed, the
-    operating system signals it: no thread need be free to notice. On Linux the signal is SIGKILL, which ends
-    also a rank that is stopped or ignores signals, and goes to all that it has started: a pool's processes
-    wait for ever when theirs is gone. Elsewhere it is SIGIO.
+    Only the kernel holds the other end of `leash`, and nothing is ever written to it. When that end is
+    closed, the operating system signals this process, so no thread needs to be free to notice. On Linux the
+    signal is SIGKILL to the whole process group. It also ends a stopped rank, a rank that ignores signals,
+    and the processes that a rank has started (the processes of a pool wait for ever when their parent is
+    dead). Elsewhere the signal is SIGIO.
     """
     if os.getsid(0) != os.getpid():  # a rank that was spawned has its own already
         os.setsid()
     on_linux = sys.platform == "linux"
-    fcntl.fcntl(leash, fcntl.F_SETOWN, -os.getpid() if on_linux else os.getpid())  # below 0 the whole group
+    fcntl.fcntl(leash, fcntl.F_SETOWN, -os.getpid() if on_linux else os.getpid())  # negative: the group
     if on_linux:
-        f_setsig = 10  # a name of the module's from Python 3.12 on
+        f_setsig = 10  # fcntl.F_SETSIG, which the module has from Python 3.12 on
         fcntl.fcntl(leash, f_setsig, signal.SIGKILL)
     os.register_at_fork(after_in_child=_end_with_rank)
     fcntl.fcntl(leash, fcntl.F_SETFL, fcntl.fcntl(leash, fcntl.F_GETFL) | os.O_ASYNC)
     if leash.poll(0):
-        os._exit(0)  # it went before we were listening
+        os._exit(0)  # the kernel ended before the signal was set up
 
 
 def _end_with_rank() -> None:
-    """In a process forked by a rank (a DataLoader's worker): it is no rank, and ends when the rank does."""
+    """In a process forked by a rank, such as a DataLoader's worker: it is no rank, and ends with the rank."""
     current.rank = None
     if sys.platform == "linux":
         pr_set_pdeathsig = 1

@@ -17,7 +17,7 @@ from .world import World, open_worlds
 
 _spoken_to = lambda: None  # the world of the last %%ranks cell
 _ran_on: list[int] = []  # processes of the ranks that ran the last %%ranks cell to its end
-_defined: dict[str, list[int]] = {}  # name that such a cell has defined -> processes of those ranks
+_defined: dict[str, list[int]] = {}  # name that a %%ranks cell has defined -> processes of those ranks
 
 
 @magic_arguments()
@@ -27,8 +27,8 @@ _defined: dict[str, list[int]] = {}  # name that such a cell has defined -> proc
 def ranks(line: str, cell: str) -> None:
     """Run this cell on every rank. Variables stay from cell to cell, on each rank its own.
 
-    `rank`, `world_size`, `device`, `torch` and `dist` are there. What the ranks print is shown
-    in rank order; so is the value of the last line, if it is an expression.
+    `rank`, `world_size`, `device`, `torch` and `dist` are defined. What the ranks print is printed here in
+    rank order, and so is the value of the last line if it is an expression.
     """
     args = parse_argstring(ranks, line)
     try:
@@ -48,10 +48,10 @@ def ranks(line: str, cell: str) -> None:
         )
     if wrong := [text for text in cell.splitlines() if text.startswith(("%", "!", "?"))]:
         raise UsageError(f"{wrong[0]!r}: a %%ranks cell holds Python only, since the ranks are no notebooks")
-    # The magic's own line is line 1 of what the reader sees, so a blank stands in for it.
+    # For the reader, the line with %%ranks is line 1. It is not in `cell`, so an empty line takes its place.
     source = "\n" + cell
     _say_which(world, worlds, named=bool(args.world))
-    # This cell's number: IPython 9 has counted on already, IPython 8 has not; both have stored the cell.
+    # This cell's number. IPython 9 has increased its counter by now, IPython 8 has not; both store the cell.
     number = len(shell.history_manager.input_hist_parsed) - 1
     file = shell.compile.cache(source, number, raw_code=f"%%ranks {line}\n{cell}")
     linecache.cache[file] = (len(source), None, f"%%ranks {line}\n{cell}".splitlines(keepends=True), file)
@@ -68,7 +68,7 @@ def ranks(line: str, cell: str) -> None:
 
 
 def _say_which(world: World, worlds: list[World], named: bool) -> None:
-    """A world that was made beside another takes its cells over: say so, once."""
+    """Once a new world replaces an older open one as the default for %%ranks cells, print a note, once."""
     global _spoken_to
     before, _spoken_to = _spoken_to(), weakref.ref(world)
     if not named and before in worlds and before is not world:
@@ -92,7 +92,7 @@ def _names_of(source: str) -> set[str]:
 
 
 def _for_a_cell(error: RankError, names: dict, world: World) -> RankError:
-    """The error with the advice that a cell can follow. names: the notebook's."""
+    """The error, with advice that fits a cell. names: the notebook's variables."""
     text = str(error).replace("with timeout=… in seconds", "with %%ranks --timeout 60")
     missing = {
         name[1]
@@ -116,7 +116,7 @@ def _for_a_cell(error: RankError, names: dict, world: World) -> RankError:
 
 
 def _a_line(line: str) -> None:
-    """What IPython looks for when a %%ranks cell is empty."""
+    """The line magic `%ranks`, which IPython looks up when a %%ranks cell is empty."""
     raise UsageError("%%ranks stands alone on the first line of a cell, and the ranks' Python below it")
 
 

@@ -1,4 +1,4 @@
-"""What memory is held for, on each rank: exact tensor bytes, and what the operating system counts."""
+"""What a rank's memory is used for: exact bytes of its tensors, and the process as the system counts it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Held:
             self._change(size)
 
     def remove(self, piece: int, size: int) -> None:
-        """Autograd lets one saved tensor go. The bytes fall when none is left in the piece."""
+        """Autograd frees one saved tensor. `now` falls when none is left in this piece of memory."""
         self._users[piece] -= 1
         if not self._users[piece]:
             del self._users[piece]
@@ -43,13 +43,13 @@ class Held:
 
 
 class _Saved:
-    """A tensor that autograd keeps.
+    """A tensor that autograd keeps. When autograd frees it, `held` falls.
 
-    When it lets go, `held` falls; None for a weight, which is not counted.
+    held: None for a weight, which is not counted.
     """
 
     def __init__(self, tensor: torch.Tensor, held: Held | None):
-        self.tensor, self.held = tensor.detach(), held  # with its history it would keep itself alive
+        self.tensor, self.held = tensor.detach(), held  # its own history would keep this object alive
         self.version = tensor._version
         ((self.piece, self.size),) = storages([tensor]).items()
         if held:
@@ -71,10 +71,10 @@ class _Saved:
 
 @contextmanager
 def saved_activations(model: torch.nn.Module):
-    """Watch the bytes that autograd keeps for backward, from forwards that run in this block until they are
-    let go.
+    """Count the bytes that autograd keeps for backward: of all forwards in this block, each until its bytes
+    are freed.
 
-    Yields a `Held`. Parameters are not activations and are left out. On a rank the rise and fall goes into
+    Yields a `Held`. Parameters are not activations and are left out. On a rank every change is also drawn in
     `world.timeline`.
     """
     held = Held()
@@ -94,10 +94,10 @@ def saved_activations(model: torch.nn.Module):
 def by_kind(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, activations: int = 0
 ) -> dict[str, int]:
-    """Bytes this rank holds, by what for: exact tensor bytes, and beside them what the process occupies.
+    """Bytes this rank holds, by use: exact bytes of tensors, and beside them the resident memory.
 
-    activations: the peak that `saved_activations` saw.
-    'resident' is the whole process as the operating system counts it (0 where it does not say).
+    activations: the peak that `saved_activations` measured.
+    'resident' is the memory of the whole process as the operating system counts it (0 if it does not).
     """
     states = (v for state in (optimizer.state.values() if optimizer else ()) for v in state.values())
     kept = (v for v in states if isinstance(v, torch.Tensor) and v.dim())
@@ -111,7 +111,7 @@ def by_kind(
 
 
 def resident(pid: int | str = "self") -> int:
-    """Proportional resident bytes of a process: shared pages are split among those who share them."""
+    """Proportional resident bytes of a process: a page that k processes share counts as 1/k page."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as f:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith("Pss:"))

@@ -1,4 +1,4 @@
-"""What the kernel and its ranks tell each other: how to begin, what came of a call, what went wrong."""
+"""The messages between the kernel and its ranks: how to begin, the result of a call, what went wrong."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import torch
 from three_axes import lines
 from three_axes.paper import Network
 
-MESSAGE = 2000  # characters of an error's message that are shown
+MESSAGE = 2000  # characters of an error's message that are printed
 
 
-# A function that says `torch` and `x.ops` makes cloudpickle send torch.ops along, which is no module and has
-# no name of its own. In the kernel and on the ranks alike.
+# When a function uses `torch` and `x.ops`, cloudpickle also sends torch.ops, which is not a module and cannot
+# be pickled by name. This function pickles it, in the kernel and on the ranks.
 copyreg.pickle(type(torch.ops), lambda _: (getattr, (torch, "ops")))
 
 
 def _code(code: CodeType):
-    """Code with the name of its file or cell, which cloudpickle leaves out from 3.1.3 on."""
+    """Code together with the name of its file or cell, which cloudpickle omits from 3.1.3 on."""
     make, given = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in given)
 
@@ -35,7 +35,7 @@ class _WithFiles(cloudpickle.Pickler):
 
 
 class _OnCpu(_WithFiles):
-    """Sends tensors of a GPU as the CPU's: the kernel may have no GPU, and takes none."""
+    """Pickles tensors of a GPU as tensors of the CPU: the kernel may have no GPU, and uses none."""
 
     def reducer_override(self, x):
         if isinstance(x, torch.Tensor) and x.device.type == "cuda":
@@ -64,19 +64,19 @@ class Error(NamedTuple):
     type: str
     message: str
     lines: list[lines.Line]
-    aborted: bool  # ended by the kernel, not by a fault of its own
+    aborted: bool  # the kernel ended the call; the rank's own code was not at fault
     cause: str = ""  # 'result' when the code ran and only its result could not be sent
 
     @property
     def spoils(self) -> bool:
-        """After it the process can use its GPU no more. (Being out of memory is no such error.)"""
+        """After such an error the process cannot use its GPU any more. (Out of memory is no such error.)"""
         return (
             self.type == "AcceleratorError" or "CUDA error:" in self.message or "HIP error:" in self.message
         )
 
     @property
     def follows(self) -> bool:
-        """Whether this error tells of a lost connection, so that the fault lies with another rank."""
+        """Whether this error reports a lost connection, so that another rank is at fault."""
         return (
             re.search(
                 r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout|"
@@ -87,7 +87,7 @@ class Error(NamedTuple):
         )
 
 
-# PyTorch's message on an error of NCCL, in three or more lines; NCCL's own words are the last.
+# PyTorch's message on an error of NCCL, in three or more lines; the last line is NCCL's own message.
 _OF_NCCL = re.compile(
     r"NCCL error in: [^\n]*?:\d+, (?P<what>[^\n]*?)(?: \(run with[^\n]*?\))?"
     r", NCCL version (?P<version>[\d.]+)\n(?P<kind>nccl\w+)[^\n]*(?:\nLast error: *\n?(?P<last>[^\n]*))?"
@@ -99,9 +99,9 @@ def _in_a_line(found: re.Match) -> str:
 
 
 def shown(x) -> str:
-    """What the reader's object says of itself, cut; whatever its __str__ does."""
+    """The text of the reader's object, shortened. It survives a __str__ that raises."""
     try:
-        text = str(x).split(" The following argument types are supported:")[0]  # of C++, in many lines
+        text = str(x).split(" The following argument types are supported:")[0]  # PyTorch's C++, many lines
         text = _OF_NCCL.sub(_in_a_line, text)
     except BaseException:  # noqa: BLE001
         return "(its message cannot be shown)"

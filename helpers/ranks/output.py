@@ -1,4 +1,4 @@
-"""What the ranks print: whole lines, in rank order, equal output told once."""
+"""What the ranks print: whole lines, in rank order, equal output printed once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import time
 
 from three_axes.table import human, ranks
 
-KEEP = 32_000  # bytes kept of the beginning, and as many of the end, of one rank's output in one call
+KEEP = 32_000  # bytes of one rank's output in one call that are kept: so many at the start, and at the end
 LEFT_OUT = re.compile(r"… .* in ([\d,]+) lines? left out …")
-LINES = 100  # shown of the beginning, and as many of the end, of what one rank prints at once
-PATIENCE = 10  # seconds after which a silent call says how long it will wait
+LINES = 100  # lines of a rank's text that are printed: so many at its start, and at its end
+PATIENCE = 10  # seconds after which a call that prints nothing shows how long it may still take
 
 
 def say(text: str) -> None:
-    """Print, also where the output cannot take every character."""
+    """Print, even where the output's encoding lacks some of the characters."""
     try:
         print(text, flush=True)
     except UnicodeEncodeError:
@@ -25,8 +25,8 @@ def say(text: str) -> None:
 
 
 class Captured:
-    """The output of one rank in one call: beginning and end kept, the middle of a flood counted and
-    dropped.
+    """The output of one rank in one call. The beginning and the end are kept; what lies between is counted
+    and dropped.
     """
 
     def __init__(self):
@@ -34,7 +34,7 @@ class Captured:
         self.dropped, self.ends = 0, 0  # bytes, and how many of them end a line
 
     def add(self, data: bytes) -> None:
-        """More output, as it comes. What has no room at either end is counted, not kept."""
+        """Add output. Bytes that fit neither the beginning nor the end are counted and dropped."""
         room = KEEP - len(self.head)
         self.head += data[:room]
         self.tail += data[room:] if room > 0 else data
@@ -52,7 +52,7 @@ class Captured:
 
 
 def drain(fd: int, into: Captured) -> bool:
-    """Read what is waiting at `fd`, at most some megabytes. Returns False when the other end is closed."""
+    """Read what is waiting at `fd`, at most 4 MiB. Returns False when the other end is closed."""
     for _ in range(64):
         try:
             data = os.read(fd, 1 << 16)
@@ -65,9 +65,10 @@ def drain(fd: int, into: Captured) -> bool:
 
 
 def fold(texts: list[str]) -> str:
-    """One text from one per rank. Silent ranks are left out, ranks that say the same share one copy.
+    """Make one text from the ranks' texts. A rank that printed nothing is left out; ranks that printed the
+    same share one copy.
 
-    A single line stands behind the rank's name, several stand below it.
+    A single line is printed behind the rank's name, several lines below it.
     """
     saying: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
@@ -77,8 +78,8 @@ def fold(texts: list[str]) -> str:
     for text, members in saying.items():
         body = text.split("\n")
         if (many := len(body) - 2 * LINES) > 1:
-            # A rank may have dropped some already. The lines cut there count once, and the one that says so
-            # is none.
+            # A rank may have dropped lines already, and its text then has a line that says how many. These
+            # count as left out; the line that says so does not.
             cut = [int(found[1].replace(",", "")) - 3 for found in map(LEFT_OUT.fullmatch, body) if found]
             body[LINES:-LINES] = [f"… {many + sum(cut):,} lines left out …"]
         if len(body) == 1:
@@ -89,16 +90,16 @@ def fold(texts: list[str]) -> str:
 
 
 class Stream:
-    """What a long call shows while it runs: whole new lines, rank by rank."""
+    """The output of a long call while it runs: whole new lines, rank by rank."""
 
     def __init__(self, captured: list[Captured]):
         self.captured = captured
         self.shown = [0] * len(captured)
 
     def new(self) -> str:
-        """The whole lines that have come since the last time, folded as the final text would be.
+        """The whole lines that have arrived since the last call of `new`, folded like the final text.
 
-        Once a rank is past what is kept of its beginning it is told at the end only.
+        Of a rank that has printed more than KEEP bytes, the rest is printed when the call ends.
         """
         fresh = []
         for rank, c in enumerate(self.captured):
@@ -108,7 +109,7 @@ class Stream:
         return fold(fresh)
 
     def rest(self) -> str:
-        """What `new` has not shown when the call has ended."""
+        """When the call has ended: the output that `new` has not returned."""
         texts = []
         for rank, c in enumerate(self.captured):
             unseen = Captured()
@@ -119,35 +120,35 @@ class Stream:
 
 
 class View:
-    """What the reader sees of a call: its output at the end, and on the way if it takes longer than `after`
-    seconds. For a call that prints nothing there is a line while it runs: for how long by now, and for how
-    long at most, which is `timeout`, in seconds.
+    """What the reader sees of a call: its output at the end, and already while it runs if it takes longer
+    than `after` seconds. While a call prints nothing, a line shows for how many seconds it has run, and the
+    limit, `timeout` in seconds.
     """
 
     def __init__(self, captured: list[Captured], after: float, timeout: float | None):
         self.stream, self.after, self.timeout = Stream(captured), after, timeout
         self.started = self.shown = time.monotonic()
         self.bar = self.line = None
-        self.told, self.places = False, ""
+        self.has_printed, self.places = False, ""
 
     def stands(self, places: str) -> None:
-        """Where the ranks are that have not moved for some seconds; '' when one has moved."""
+        """Set where the ranks are if none has moved for some seconds; '' when one has moved."""
         if os.environ.get("THREE_AXES_PROGRESS") != "":  # nothing of it in stored output
-            self.places = places
+            self.places = places  # the variable keeps such lines out of stored outputs
 
     def tick(self, progress: dict[int, tuple[int, int | None]], n: int) -> None:
-        """The call goes on: print what is new, every 0.2 s at most. progress: rank -> (done, total)."""
+        """Print what is new, at most every 0.2 s. progress: rank -> (done, total)."""
         now = time.monotonic()
         if now - self.started < self.after or now - self.shown < 0.2:
             return
         self.shown = now
         text, seconds = self.stream.new(), now - self.started
-        self.told = self.told or bool(text or progress)
-        if text or self.told and not self.places:
+        self.has_printed = self.has_printed or bool(text or progress)
+        if text or self.has_printed and not self.places:
             self._take_line_away()
         if text:
             say(text)
-        if self.places or not self.told and seconds > max(self.after, PATIENCE):
+        if self.places or not self.has_printed and seconds > max(self.after, PATIENCE):
             self._show_line(seconds)
         if len(progress) == n:  # the slowest rank is how far the call is
             from tqdm.auto import tqdm
@@ -157,7 +158,7 @@ class View:
             self.bar.update(done - self.bar.n)
 
     def end(self) -> None:
-        """The call is over: print what has not been shown."""
+        """The call is over: print the output that is left."""
         self._take_line_away()
         if self.bar is not None:
             self.bar.close()
@@ -170,11 +171,11 @@ class View:
         if self.line is None:
             self.line = tqdm(bar_format="{desc}", leave=False)
         until = "" if self.timeout is None else f" of {self.timeout:g} s at most"
-        said = f"The ranks are still running: {seconds:.0f} s{until}. The stop button ends this."
+        text = f"The ranks are still running: {seconds:.0f} s{until}. The stop button ends this."
         if self.places:
-            said = f"{seconds:.0f} s{until}; nothing moves. {self.places}"
-        if self.line.desc != said:
-            self.line.set_description_str(said)
+            text = f"{seconds:.0f} s{until}; nothing moves. {self.places}"
+        if self.line.desc != text:
+            self.line.set_description_str(text)
 
     def _take_line_away(self) -> None:
         if self.line is not None:

@@ -1,17 +1,17 @@
-"""A port for launchers that must be told one."""
+"""A free port, for launchers that need one as an argument."""
 
 from __future__ import annotations
 
 import random
 import socket
 
-# Below those that a system hands out unasked (Linux from 32768, macOS and Windows from 49152),
-# so that no gloo pair or kernel takes it before its user does.
+# Below the ports that a system gives out by itself (Linux from 32768, macOS and Windows from 49152), so that
+# neither gloo nor another program receives this port before its user binds it.
 FROM, TO = 20_000, 32_768
 
 
 def free_port() -> str:
-    """A TCP port of this machine on which nobody listens, as text, which launchers take.
+    """A TCP port of this machine on which nobody listens, as text, because launchers take text.
 
     Raises OSError if none of a thousand tried is free.
     """

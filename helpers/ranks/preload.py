@@ -1,18 +1,18 @@
-"""What the fork server imports before the first rank is needed, so that a rank has it as it is born.
+"""What the fork server imports before the first rank is forked, so that every rank starts with it imported.
 
-FSDP, DTensor and pipelining come along: a rank that imported them by itself would take seconds.
+FSDP, DTensor and pipelining are imported too: a rank that imported them by itself would take seconds.
 """
 
 import gc
 import os
 import threading
 
-KERNEL = "THREE_AXES_KERNEL"  # in the environment of a process that starts: who starts it
+KERNEL = "THREE_AXES_KERNEL"  # environment variable of a starting process: the pid of its kernel
 
 
 def _watch(imported: threading.Event, kernel: int) -> None:
-    """End this process where its kernel ends while it imports. multiprocessing looks for that later on, which
-    on a busy machine is after many seconds.
+    """End this process if its kernel ends during the imports. multiprocessing checks for that only after the
+    imports, which take many seconds on a busy machine.
     """
     while os.getppid() == kernel:
         if imported.wait(0.5):
@@ -35,9 +35,9 @@ import torch.nn.parallel  # noqa: E402, F401
 
 from . import worker  # noqa: E402, F401
 
-# Ranks share these pages until they write to them, and a garbage collector that looks at an object writes to
-# it.
+# Ranks share these pages of memory until they write to them, and a garbage collector writes to each object
+# that it visits. Frozen objects are not visited.
 gc.collect()
 gc.freeze()
 _imported.set()
-_watching.join()  # at once: what is forked from here shall have one thread
+_watching.join()  # before a rank is forked this process must have a single thread

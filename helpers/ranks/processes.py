@@ -1,4 +1,4 @@
-"""The processes of one world, what they are told and answer, and how they end."""
+"""The processes of one world, the messages to and from them, and how they end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from . import output, server
 from .failure import RankStatus
 from .messages import Setup
 
-ANSWER_SECONDS = 1.0  # for a rank to say where it is; on a busy machine that takes longer than its work
+ANSWER_SECONDS = 1.0  # for a rank to answer where it is, also on a busy machine
 AT_ONCE = 1 << 20  # bytes read from a rank at a time
-TICK = 0.1  # seconds from one look at a call that is silent to the next
-UNKNOWN = 255  # what multiprocessing says of a process whose fork server has ended before it
-START_SECONDS = 180  # for the imports on a slow or busy machine; one that ends is noticed at once
+TICK = 0.1  # seconds between two polls of a call
+UNKNOWN = 255  # multiprocessing's exit code of a process whose fork server has ended before it
+START_SECONDS = 180  # for the imports on a slow or busy machine; a process that ends is noticed at once
 
 
 def _is_stopped(pid: int) -> bool:
@@ -43,13 +43,13 @@ class NoMessage(Exception):
 
 
 class Inbox:
-    """What a rank sends, message by message. It never waits for the rest of one, which may not come."""
+    """The messages of one rank. `read` never waits for the rest of a message, which may never arrive."""
 
     def __init__(self, connection: Connection):
         self._connection, self._came = connection, bytearray()
 
     def read(self) -> list[bytes] | None:
-        """The messages that are whole by now, of a connection that can be read. None: it is closed."""
+        """The messages that have arrived whole, from a connection with data to read. None: it is closed."""
         try:
             came = os.read(self._connection.fileno(), AT_ONCE)
         except OSError:
@@ -66,15 +66,15 @@ class Processes:
         self._clear()
         self.midway = False  # a message is being sent or read
         self.closing = False  # the world is closed: nothing is started or waited for any more
-        self.calls = itertools.count(1)  # numbers for what the ranks are asked
+        self.calls = itertools.count(1)  # numbers for the questions to the ranks
 
     def _clear(self) -> None:
         self.processes, self.controls, self.inboxes, self.outputs, self.leashes = [], [], [], [], []
-        self.servers: list[int | None] = []  # what forked each process
+        self.servers: list[int | None] = []  # pid of the server that forked each process
 
     def add(self, setup: Setup, library: str = "") -> None:
-        """One more rank: take its process from the fork server, and send it `setup`. library: what it loads
-        before PyTorch. Raises WorldClosed.
+        """Add a rank: take a process from the fork server, and send it `setup`. library: a path that the
+        process loads before PyTorch. Raises WorldClosed.
         """
         self.check_open()
         new = server.take(library)
@@ -93,13 +93,13 @@ class Processes:
             raise WorldClosed
 
     def forget(self) -> None:
-        """In a fork of the kernel: these ranks are the kernel's, and must see when it ends."""
+        """In a fork of the kernel: drop these ranks, which are the kernel's and must notice when it ends."""
         for process, *pipes in zip(self.processes, self.controls, self.outputs, self.leashes):
             server.disown(process, *pipes)
         self._clear()
 
     def box(self, rank: int) -> dict | None:
-        """The last collective that a rank entered in this call, also when its process is gone."""
+        """The last collective that a rank entered in this call; works even when the process is dead."""
         try:
             with open(os.path.join(self.folder, f"box-{rank}"), "rb") as f:
                 return json.loads(f.read().rstrip(b"\0"))
@@ -109,10 +109,10 @@ class Processes:
     # -- messages --------------------------------------------------------------------
 
     def tell(self, *message, to=None, seconds: float | None = START_SECONDS) -> list[int]:
-        """Tell ranks something.
+        """Send the ranks a message.
 
-        One that does not take it within `seconds` is ended, for it cannot be spoken to any more; returns
-        those.
+        A rank that does not take it within `seconds` is killed, because its pipe then holds half a message.
+        Returns the killed ranks.
         """
         data = pickle.dumps(message)
         members = range(len(self.processes)) if to is None else to
@@ -131,7 +131,7 @@ class Processes:
                 thread.join(TICK)
             if thread.is_alive():
                 self.processes[r].kill()
-                thread.join()  # its pipe is closed at the other end, so this ends
+                thread.join()  # ends, because the other end of the pipe is closed
                 slow.append(r)
         self.midway = False
         self.check_open()
@@ -141,7 +141,7 @@ class Processes:
         try:
             self.controls[rank].send_bytes(data)
         except OSError:
-            pass  # it is gone, as its closed pipe will say
+            pass  # the rank is dead, which its closed pipe will show
 
     def collect(
         self,
@@ -156,9 +156,9 @@ class Processes:
     ) -> dict[int, tuple]:
         """Wait for the answers `kind` to call `number`, and read the ranks' output meanwhile.
 
-        Returns early, with fewer answers, when one says that its rank failed, when a process ends, when
-        `standstill` proves that no rank can go on, or after `seconds`. `captured` takes the output. late: (an
-        earlier call, where its answers go that come now).
+        Returns early, with fewer answers, when an answer reports that its rank failed, when a process ends,
+        when `standstill` proves that no rank can continue, or after `seconds`. `captured` takes the output.
+        late: (the number of an earlier call, a dict for answers to that call that arrive now).
         """
         captured = captured or [output.Captured() for _ in range(len(self.processes))]
         answers: dict[int, tuple] = {}
@@ -184,7 +184,7 @@ class Processes:
                     messages = self.inboxes[r].read()
                     self.midway = False
                     if messages is None:
-                        wait([self.processes[r].sentinel], 1)  # its pipe closes before its end is known
+                        wait([self.processes[r].sentinel], 1)  # a dying process closes its pipe first
                         del of_control[item]
                         ended = True
                     for answer, its_number, *rest in self._read(r, messages or ()):
@@ -205,18 +205,18 @@ class Processes:
                 view.tick(progress, len(self.processes))
             if ended:
                 break
-        for r in members:  # all that was printed before the answer is in the pipe by now
+        for r in members:  # what a rank printed before its answer is in its pipe by now
             output.drain(self.outputs[r].fileno(), captured[r])
         return answers
 
     def _read(self, rank: int, messages) -> list[tuple]:
         try:
             return [(*pickle.loads(message),) for message in messages]
-        except Exception:  # noqa: BLE001  whatever pickle makes of what is no pickle
+        except Exception:  # noqa: BLE001  bytes that are no pickle may raise anything
             raise NoMessage(rank) from None
 
     def collect_rest(self, number, done, seconds, captured) -> dict:
-        """More answers within `seconds`, whether they tell of success or not."""
+        """More answers to a call within `seconds`, of success and of failure."""
         more_done, until = {}, time.monotonic() + seconds
         while time.monotonic() < until:
             missing = [
@@ -233,8 +233,8 @@ class Processes:
         return more_done
 
     def look(self, number: int, done: dict, captured) -> list[RankStatus]:
-        """What is known of every rank, asking all that are alive: those that have left the call may have a
-        flight record to write (`flight`).
+        """The status of every rank. All living ranks are asked, even those that have left the call, because
+        they may have a flight record to write (`flight`).
         """
         seen = [RankStatus() for _ in range(len(self.processes))]
         asked = [r for r in range(len(self.processes)) if r not in self.dead()]
@@ -262,7 +262,7 @@ class Processes:
         """The ranks whose process has ended."""
         for p in self.processes:
             if wait([p.sentinel], 0):
-                p.join(1)  # a spawned one closes its sentinel a little before its exit status is known
+                p.join(1)  # a spawned process closes its sentinel just before its exit status is known
         return [r for r, p in enumerate(self.processes) if p.exitcode is not None]
 
     # -- the end ---------------------------------------------------------------------
@@ -271,14 +271,14 @@ class Processes:
         """Kill the processes and close the pipes. Killing is safe: ranks own nothing that outlives them."""
         if os.getpid() != self.owner:
             return  # a fork of the kernel that ends: the ranks are not its own
-        for leash in self.leashes:  # first: with a rank goes what it has started (`lifetime`)
+        for leash in self.leashes:  # first, since this ends what a rank has started (`lifetime`)
             leash.close()
         for p in self.processes:
             if p.pid is not None:
                 p.kill()
         for p in self.processes:
             if p.pid is not None:
-                p.join()  # killed, it ends; where the fork server is gone, its pipe says so
+                p.join()  # a killed process ends; if the fork server is dead, the process's pipe reports it
                 p.close()
         for pipe in (*self.controls, *self.outputs):
             pipe.close()

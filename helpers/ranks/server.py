@@ -3,9 +3,9 @@
 On Linux they are forked from one server, `multiprocessing`'s forkserver. On macOS forking after imports is
 not safe, so each is spawned, which takes seconds. There some spares wait: a world takes them, and others are
 spawned in the background. An idle spare holds 0.15 to 0.3 GB.
-A process learns which rank it is from the first message, so a spare is a rank that was not told yet.
-Where ranks need another NCCL than PyTorch's, the server is begun anew with that one (`LD_PRELOAD`).
-This module imports no torch, so that all this can start before the notebook imports it.
+A process learns which rank it is from its first message, so a spare is a rank that has not had this message.
+Where ranks need another NCCL than PyTorch's, the server is restarted with that library (`LD_PRELOAD`).
+This module does not import torch, so that the server can start before the notebook imports torch.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _library = ""  # what processes load before PyTorch
 
 
 def spawns() -> bool:
-    """Whether ranks are spawned. THREE_AXES_SPAWN=1 has it so on Linux too, for tests."""
+    """Whether ranks are spawned. On Linux they are if THREE_AXES_SPAWN=1 is set, which tests do."""
     return sys.platform != "linux" or bool(os.environ.get("THREE_AXES_SPAWN"))
 
 
 def warm(spares: int = SPARES) -> None:
-    """Start the server, or spares, whose imports go on in the background. Called on import of `World`.
+    """Start the server, or spares, and let their imports run in the background. `World`'s import calls this.
 
     Raises ImportError on Windows: ranks are freed by Unix signals, and watch the kernel by fcntl.
     """
@@ -81,7 +81,7 @@ def warm(spares: int = SPARES) -> None:
 
 @contextmanager
 def in_words():
-    """Where the system forbids what a process needs to start, raise RuntimeError with what to do."""
+    """If the system refuses to start a process, raise RuntimeError with what to do."""
     try:
         yield
     except (OSError, EOFError) as e:
@@ -90,8 +90,8 @@ def in_words():
 
 
 def take(library: str = "") -> Unnamed:
-    """A process for a rank: a spare if there is one, else a new one. library: the path of one that it loads
-    before PyTorch. Where the last had another, the server is begun anew; ranks that are there stay.
+    """A process for a rank: a spare if there is one, else a new one. library: the path of a library that the
+    process loads before PyTorch. If the last call had another, the server is restarted; living ranks stay.
     """
     with _counting:
         _load(library)
@@ -127,7 +127,7 @@ def _start() -> Unnamed:
     leashed, leash = context.Pipe(duplex=False)
     process = context.Process(target=_be_a_rank, args=(its, printing, leashed), daemon=True)
     try:
-        # multiprocessing asks where it works, which nobody knows of a folder that is gone.
+        # multiprocessing asks for the current folder, and fails if that was deleted.
         with _in_sessions(), main_hidden(), _stop_blocked(), _inside(None if folder() else ROOT), _environ():
             process.start()
     finally:
@@ -156,7 +156,7 @@ def _start_server() -> None:
 
 @contextmanager
 def _in_sessions():
-    """A process that starts here has a session of its own.
+    """Give each process that starts here a session of its own.
 
     A kernel that is shut down first ends all processes of its group, and waits for them. multiprocessing's
     resource tracker ignores SIGTERM: in that group it would make each restart 2.5 seconds longer.
@@ -167,10 +167,10 @@ def _in_sessions():
 
 @contextmanager
 def _environ():
-    """What a process that starts here has in its environment while it imports PyTorch: its kernel (`preload`
-    ends without it), the library that it loads first, and silence of PyTorch's C++, whose lines are for
-    developers (frames of a watchdog after an abort; that a send makes a communicator). What the reader has
-    set stands.
+    """Set the environment of a process that starts here, for its imports: the kernel's pid (`preload` ends
+    the process when the kernel ends), the library to load first, and PyTorch's C++ log level. Its log is for
+    developers (frames of a watchdog after an abort; that a send makes a communicator). A log level that the
+    reader has set is kept.
     """
     before = dict(os.environ)
     os.environ["THREE_AXES_KERNEL"] = str(os.getpid())
@@ -188,12 +188,12 @@ def _environ():
 
 @contextmanager
 def _stop_blocked():
-    """A process that starts here does not hear the stop button, which is for the notebook. (A rank hears it
-    again when it serves.)
+    """Block SIGINT in a process that starts here: the stop button is for the notebook. (A rank unblocks it
+    when it starts to serve.)
     """
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # now, for it would undo the mask below
+    resource_tracker.ensure_running()  # started later, it would undo the mask below
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -202,10 +202,10 @@ def _stop_blocked():
 
 
 def runs() -> bool:
-    """Whether this process has started the server, it has not ended since, and its socket is there."""
+    """Whether this process has started the server, and the server and its socket are still there."""
     pid, socket = cpython_private.fork_server()
     if socket and not os.path.exists(socket):
-        cpython_private.forget_fork_server()  # something has tidied up: ranks that are alive keep the old one
+        cpython_private.forget_fork_server()  # a cleaner has removed the socket; living ranks keep the old server
         return False
     try:
         return pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
@@ -214,12 +214,12 @@ def runs() -> bool:
 
 
 def number() -> int | None:
-    """The process that forks ranks now; None where none runs, or ranks are spawned."""
+    """The pid of the server that forks ranks now; None if no server runs, or ranks are spawned."""
     return None if spawns() or not runs() else cpython_private.fork_server()[0]
 
 
 def ended(was: int | None) -> bool:
-    """Whether that fork server is gone. One that is killed closes its pipes a little before it has ended."""
+    """Whether that fork server has ended. A killed server closes its pipes just before it has ended."""
     until = time.monotonic() + 0.5
     while (same := number() == was) and was is not None and time.monotonic() < until:
         time.sleep(0.01)
@@ -227,21 +227,21 @@ def ended(was: int | None) -> bool:
 
 
 def forget() -> None:
-    """In a fork of the kernel: server and spares are the kernel's and not ours, and must see when it ends."""
+    """In a fork of the kernel: drop the server and the spares, which must notice when the kernel ends."""
     while _spares:
         disown(*_spares.pop())
     cpython_private.forget_fork_server()
 
 
 def disown(process: BaseProcess, *pipes: Connection) -> None:
-    """In a fork of the kernel: the process is the kernel's, and must see when the kernel ends."""
+    """In a fork of the kernel: drop the process, which is the kernel's and must notice when that ends."""
     for pipe in pipes:
         pipe.close()
     cpython_private.disown(process)
 
 
 def folder() -> str | None:
-    """Where this process works, for a spare that began elsewhere; None if it was deleted."""
+    """The current folder; None if it was deleted. A spare may have started in another folder."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -250,14 +250,14 @@ def folder() -> str | None:
 
 @contextmanager
 def _inside(folder: Path | None):
-    """Work in a folder, where a new Python finds this package before any other of its name; None: stay here.
+    """Change to a folder in which a new Python finds this package before any other of its name; None: stay.
 
-    Ranks start in the notebook's.
+    Ranks start in the notebook's folder.
     """
     if folder is None:
         yield
         return
-    before = os.open(".", os.O_PATH)  # by its number, for it may have been deleted
+    before = os.open(".", os.O_PATH)  # a descriptor works even if the folder was deleted
     os.chdir(folder)
     try:
         yield
@@ -282,10 +282,10 @@ def main_hidden():
 
 @contextmanager
 def undisturbed(again: bool = True):
-    """Put off a stop until the block has ended: one that breaks into an import of torch leaves half of it
-    behind.
+    """Delay a stop (SIGINT) until the block has ended: a stop inside an import of torch leaves torch half
+    imported.
 
-    again: whether the stop then takes effect, or was meant for what has ended meanwhile.
+    again: whether to raise KeyboardInterrupt after the block; False ignores the stop.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

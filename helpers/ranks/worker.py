@@ -41,7 +41,7 @@ NOT_FORKED = (
     " in a file and import it, or write num_workers=0."
 )
 ABORTS = 2.0  # seconds for NCCL to abort its communicators before connections are cut
-HEARS = 1.0  # seconds after which all ranks that the kernel frees have heard so
+HEARS = 1.0  # seconds within which every rank that the kernel frees has received that message
 
 
 class Aborted(BaseException):
@@ -52,7 +52,7 @@ class Aborted(BaseException):
 
 
 def main(control, output, leash) -> None:
-    """Body of a rank's process, which the first message makes this rank or that.
+    """Body of a rank's process. The first message says which rank it is.
 
     control: a two-way pipe to the kernel. output: takes what is printed. leash: closes with the kernel.
     """
@@ -61,17 +61,17 @@ def main(control, output, leash) -> None:
     try:
         setup: Setup = pickle.loads(control.recv_bytes())
     except (EOFError, OSError):
-        os._exit(0)  # the kernel is gone, and needed no such rank
+        os._exit(0)  # the kernel has ended, and did not need this spare
     name_process(f"rank {setup.rank} of {setup.size}")
     os.environ.clear()
     os.environ.update(setup.environ)
     sys.path[:] = setup.path
-    with suppress(OSError):  # a spare began where the kernel was then
+    with suppress(OSError):  # a spare started in the kernel's folder of that time
         os.chdir(setup.cwd or ".")
     for fd in (1, 2):
         os.dup2(output.fileno(), fd)
     torch.set_num_threads(1)  # ranks share the machine's cores: more threads only get in each other's way
-    # Forked alike, they would draw alike.
+    # Forked from one process, all ranks would draw the same random numbers.
     (torch.manual_seed(setup.rank), random.seed(setup.rank), numpy.random.seed(setup.rank))
     cpython_private.allow_children()
     if setup.device == "cpu" and sys.platform == "linux":
@@ -82,7 +82,7 @@ def main(control, output, leash) -> None:
 
 
 def _made_groups() -> bool:
-    """Whether this process has groups, meshes or models that the world's next group leaves behind."""
+    """Whether this process has groups, meshes or models of a group that the world is about to replace."""
     if not dist.is_initialized():
         return False
     kinds = (dist.DeviceMesh, torch.nn.parallel.DistributedDataParallel)
@@ -98,13 +98,13 @@ class Rank:
         self.sending = threading.Lock()
         self.jobs: queue.SimpleQueue = queue.SimpleQueue()
         self.running: int | None = None  # number of the call the main thread is in
-        self.ended: int | None = None  # and of the one that it has ended last
-        self.returned: int | None = None  # the last call whose code of the reader's has ended
+        self.ended: int | None = None  # number of the call that the main thread has ended last
+        self.returned: int | None = None  # number of the last call in which the reader's code has returned
         self.aborting: int | None = None
         self.freeing: threading.Thread | None = None  # the thread that frees the main one
-        self.cuts_first = False  # before the group is formed anew: an operation of it has not ended
-        self.began = 0.0  # when it began
-        self.since = 0  # the same by the clock of the flight recorder, in nanoseconds
+        self.cuts_first = False  # cut connections before forming the group anew: an operation has not ended
+        self.began = 0.0  # when the running call began
+        self.since = 0  # the same moment by the clock of the flight recorder, in nanoseconds
         signal.signal(signal.SIGINT, self._interrupted)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
         box = os.open(os.path.join(setup.folder, f"box-{setup.rank}"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -132,13 +132,13 @@ class Rank:
                 answer = self._call(number, kind, *details)
                 if current.rank is None:
                     os._exit(0)  # the reader's code has forked, and this is the fork
-                self.ended = number  # from here on it runs nothing of the reader's
+                self.ended = number  # from here on the main thread runs none of the reader's code
                 self._send("done", number, *answer)
 
     def _join(self, generation: int) -> None:
-        """Form the group, again if there was one: same processes, same variables, new connections."""
+        """Form the group, or form it again: same processes, same variables, new connections."""
         if self.freeing:
-            self.freeing.join()  # it cuts connections, and must not find the new ones
+            self.freeing.join()  # it cuts connections, and must not cut the new ones
         if self.cuts_first:  # else the group would wait for what is under way in it
             wire.cut()
         self.cuts_first = False
@@ -149,7 +149,7 @@ class Rank:
         meeting = os.path.join(self.setup.folder, f"meeting-{generation}")
         how = dict(timeout=timedelta(minutes=30), rank=self.setup.rank, world_size=self.setup.size)
         dist.init_process_group(devices.BACKENDS[self.device.type], init_method=f"file://{meeting}", **how)
-        self.recorder.look(dist.group.WORLD)  # now, not in every call
+        self.recorder.look(dist.group.WORLD)  # once here, instead of in every call
         if self.setup.fabric:
             interposer.use(Fabric(self.setup.fabric, self.setup.folder, generation))
         # Groups are found by name. A mesh made before must not find another group under its old name.
@@ -162,7 +162,7 @@ class Rank:
         sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
         interposer.axes.forget()
         self.recorder.start()
-        self.recorder.moves.start()  # which `count_from_here` leaves alone
+        self.recorder.moves.start()  # `count_from_here` does not reset these
         value, error = None, None
         try:
             try:
@@ -171,13 +171,14 @@ class Rank:
                     value = getattr(self, "_" + kind)(*pickle.loads(payload))
                 self.returned = number
                 self.recorder.finish()
-                # A collective that hangs there is this call's, not the next one's.
+                # Wait for the GPU: a collective that hangs there belongs to this call, not to the next.
                 devices.synchronize(self.device)
             finally:
                 self.running = None  # from here on an interrupt is ignored
         except BaseException as e:  # noqa: BLE001  the reader's code may raise anything, SystemExit included
-            # Freed after its return, it stood in what the reader's code began and waits for nowhere. Another
-            # that is freed at that moment may cut the connection before this one hears of it.
+            # If the rank was freed after its return, it was still in an operation that the reader's code
+            # started and never waited for: no error. Another rank that is freed now may cut the connection
+            # before this rank has received its own message, so wait for that message.
             until = time.monotonic() + HEARS
             while self.returned == number != self.aborting and time.monotonic() < until:
                 time.sleep(0.01)
@@ -185,7 +186,7 @@ class Rank:
                 error = self._describe(e, aborted=self.aborting == number)
         try:
             report = self.recorder.stop()
-        except OSError as e:  # without descriptors nothing can be counted: a fault of the call, told as such
+        except OSError as e:  # nothing can be counted without file descriptors: report it as the call's error
             report, error = Report(), error or self._describe(e)
         if self.budget:
             report.levels = self.budget.take_levels()
@@ -194,9 +195,9 @@ class Rank:
                 stream.flush()
             except Exception:  # the reader's code has closed or replaced it
                 pass
-        ctypes.CDLL(None).fflush(None)  # what C++ printed waits in a buffer of its own
+        ctypes.CDLL(None).fflush(None)  # C++ has its own buffer of printed text
         self.cuts_first = report.under_way > 0 or self.recorder.has_failed
-        # Where an operation failed, and the reader's code went on, a connection may be lost.
+        # If an operation failed and the reader's code continued, a connection may be lost.
         is_joined = dist.is_initialized() and not self.recorder.has_failed and self.aborting != number
         if error is None:
             try:
@@ -244,7 +245,7 @@ class Rank:
             message = [""]
         try:
             message += map(shown, list(e.__notes__)[:20])
-        except BaseException:  # noqa: BLE001  it has none, or the reader's class has notes of its own kind
+        except BaseException:  # noqa: BLE001  no notes, or the reader's class defines __notes__ itself
             pass
         if e.__cause__ is not None:
             message.append(f"caused by {type(e.__cause__).__name__}: {shown(e.__cause__)}")
@@ -264,7 +265,7 @@ class Rank:
                 self._send("where", *details, self._where())
             elif kind == "moves":
                 question, number = details
-                # Before this call is begun its moves are those of the call before.
+                # Until this call has begun, the moves are those of the call before.
                 is_its = number in (self.running, self.ended)
                 look = self.recorder.moves.look(self.ended == number) if is_its else None
                 self._send("moves", question, look, self.returned == number)
@@ -275,7 +276,7 @@ class Rank:
                 self.jobs.put((kind, *details))
 
     def _where(self) -> dict:
-        """What the main thread is doing now, for the kernel to tell the reader."""
+        """What the main thread is doing now; the kernel reports it to the reader."""
         if self.device.type == "cpu":  # on GPUs NCCL's watchdog does
             flight.write(self.setup.rank, self.since)
         frame = lines.of_threads(sys._current_frames).get(threading.main_thread().ident)
@@ -292,7 +293,7 @@ class Rank:
         }
 
     def _forming(self, frame, line) -> dict | None:
-        """Making a group is a meeting too, though no collective."""
+        """Making a group also blocks until all ranks do it, though it is no collective."""
         for caller in lines.callers(frame):
             if caller.f_code.co_name == "new_group" and "distributed" in caller.f_code.co_filename:
                 needs, unknown = list(range(self.setup.size)), dict.fromkeys(("shape", "dtype", "peer"))
@@ -300,28 +301,28 @@ class Rank:
         return None
 
     def _abort(self, number: int) -> None:
-        """End the call: free the main thread from a collective, then from anything else Python can leave."""
+        """End the call: free the main thread from a collective, then from what Python can interrupt."""
         self.aborting = number
         aborts = threading.Thread(target=self._free_gpu, daemon=True)
         if self.device.type == "cuda":
-            # First: NCCL takes a cut connection for an error, and its watchdog then holds up the group's end.
-            # But where NCCL itself waits for a connection, only the cut ends that.
+            # First abort: NCCL takes a cut connection for an error, and its watchdog then delays the end of
+            # the group. But where NCCL itself waits for a connection, only cutting that connection helps.
             aborts.start()
             aborts.join(ABORTS)
         wire.cut()
         if interposer.fabric:
             interposer.fabric.close()
         while self.running == number:
-            time.sleep(0.1)  # a collective that was cut raises by itself, with a better line than ours
+            time.sleep(0.1)  # a cut collective raises by itself, and names a better line than SIGINT would
             if self.running == number:
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         if aborts.ident:
-            aborts.join()  # it ends the groups, and must not find the new ones
+            aborts.join()  # it ends groups, and must not end the new ones
 
     @staticmethod
     def _free_gpu() -> None:
-        """NCCL's collectives wait on the GPU, where there is no connection to cut: abort its communicators,
-        and with them the groups.
+        """Abort NCCL's communicators, and with them the groups. NCCL's collectives wait on the GPU, without a
+        connection that could be cut.
         """
         try:
             pytorch_private.abort_groups()
@@ -339,6 +340,6 @@ class Rank:
     # -- for the reader's code -------------------------------------------------------
 
     def tell(self, done: int, total: int | None) -> None:
-        """Tell the kernel how far the call is. Without a call, nothing is sent."""
+        """Report to the kernel how far the call has progressed. Outside a call, nothing is sent."""
         if self.running is not None:
             self._send("progress", self.running, done, total)

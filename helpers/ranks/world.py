@@ -37,7 +37,7 @@ REJOIN_SECONDS = 60.0  # for ranks that are alive to form the group again, on a 
 MEET_SECONDS = 60.0  # for ranks that share GPUs to meet over NCCL for the first time
 # For a rank to leave what it is in, without GPUs and with; then its process is ended.
 ABORT_SECONDS = {False: 0.5, True: 10.0}
-CLOSE_SECONDS = 60.0  # for the thread of a call to see that its world is closed; a fifth of a second does
+CLOSE_SECONDS = 60.0  # for a call's thread to notice that its world is closed; usually 0.2 s are enough
 # Seconds before a call shows output while it runs.
 STREAM_AFTER = float(os.environ.get("THREE_AXES_STREAM_AFTER", 2))
 
@@ -56,20 +56,21 @@ class World:
 
     n: number of processes, 1 to 64. timeout: seconds after which a call counts as hung
     (None: never); `run(..., timeout=)` sets it for one call. counted: whether bytes are counted
-    (`traffic`); without, collectives run untouched and failures cannot name them. fabric: a network whose
-    network is emulated, so that each collective takes as long as it would there (see `emulate.fabric`).
-    memory: bytes of tensors that each rank may hold; one more is an out-of-memory error (see
-    `emulate.budget`).
+    (`traffic`); without, collectives run untouched and failures cannot name them. fabric: a network to
+    emulate: each collective then takes as long as on that network (see `emulate.fabric`). memory: bytes of
+    tensors that each rank may hold; beyond that a rank raises an out-of-memory error (see `emulate.budget`).
 
-    Ranks compute on the CPU and talk over gloo on the loopback interface. They see no GPU, so that code which
-    asks for one behaves as on a laptop. gpus=True gives each rank a GPU, `device`, whose tensors travel over
-    NCCL: the operating system does not count those. With fewer GPUs than ranks, and NCCL 2.30 or newer, ranks
-    share them: numbers and bytes are as ever, and seconds mean nothing. Raises RuntimeError where they share
-    and their first all-reduce fails. Results come back on the CPU. A call is over when its GPU has done all
-    that was asked of it, so that a collective that hangs is the call's own, and named. Then NCCL's
-    communicators are aborted and made anew; variables stay where that frees every rank
-    within some seconds, and else all ranks start afresh, without them. So they do after an error of CUDA,
-    which leaves a GPU unusable for its process.
+    Ranks compute on the CPU and communicate over gloo on the loopback interface. They see no GPU, so that
+    code that asks for one behaves as on a laptop. Results are returned on the CPU.
+
+    gpus=True gives each rank a GPU, `device`. Its tensors are sent over NCCL, and the operating system does
+    not count those bytes. With fewer GPUs than ranks, and NCCL 2.30 or newer, ranks share GPUs: values and
+    bytes are the same, and seconds mean nothing. Raises RuntimeError if ranks share GPUs and their first
+    all-reduce fails. A call is over when its GPUs have done all the work that it launched, so that a hanging
+    collective is reported for the call that it belongs to. Then NCCL's communicators are aborted and made
+    anew. Variables are kept if that frees every rank within 10 seconds; otherwise all ranks are started
+    afresh, without them. They are also started afresh after an error of CUDA, which leaves a GPU unusable for
+    its process.
     """
 
     def __init__(
@@ -102,15 +103,15 @@ class World:
         self.traffic: Traffic | None = None  # of the last run() or cell
         self.timeline: Timeline | None = None  # of the same
         self._generation = 0
-        self._broken = False  # a call was left in a way that only fresh ranks can mend
-        # Who has it owns the processes: the thread of the call under way, or who closes the world.
+        self._broken = False  # the last call ended in a state that only fresh ranks can mend
+        # The holder of the lock owns the processes: the thread of the running call, or the one that closes.
         self._lock = threading.Lock()
         self._caller: int | None = None  # the thread of the call under way
         with server.in_words():
             self._folder = tempfile.mkdtemp(prefix="world-", dir=folders.home())
         self._ranks = Processes(self._folder)
         self._finalizer = weakref.finalize(self, self._ranks.end, folder=True)
-        self._finalizer.atexit = False  # then `_end_all` closes what is open
+        self._finalizer.atexit = False  # at exit `_end_all` closes the open worlds
         self._library = nccl.newer() or "" if self.shared and not nccl.shares() else ""
         self._start()
         if self.shared:
@@ -125,8 +126,8 @@ class World:
         What the ranks print appears here, in rank order. `fn` may be defined in the notebook: it travels by
         value. A module's functions travel by name, and a rank keeps the module that it imported first: after
         editing a file, make a new World. A program that `fn` starts is its own and outlives the rank, unless
-        `fn` ends it. Raises RankError when a rank raises or dies, when it is proven that no rank can go on,
-        or when the call takes longer than `timeout` seconds; and RanksInterrupted when you press stop.
+        `fn` ends it. Raises RankError when a rank raises or dies, when it is proven that no rank can
+        continue, or after `timeout` seconds; raises RanksInterrupted when you press stop.
         """
         if not callable(fn):
             raise TypeError(f"run() takes a function and its arguments, not {fn!r}")
@@ -171,7 +172,7 @@ class World:
         """End the ranks. Closing twice does no harm. A call of another thread ends with an error."""
         self._ranks.closing = True
         if self._caller == threading.get_ident():
-            return  # from inside a call, which ends the ranks when it leaves
+            return  # close() was called inside a call, which ends the ranks when it returns
         owned = self._lock.acquire(timeout=CLOSE_SECONDS)
         try:
             self._finalizer()
@@ -211,7 +212,7 @@ class World:
         return 0 < self._in_use < self.n
 
     def _meet(self) -> None:
-        """Say that ranks share GPUs, once an all-reduce has shown that here they can. Raises RuntimeError."""
+        """Print that ranks share GPUs, after an all-reduce has proven that they can. Raises RuntimeError."""
         try:
             self.run(current.meet, timeout=MEET_SECONDS)
         except RankError as e:
@@ -246,10 +247,10 @@ class World:
                 f"the {self.n} ranks could not start. They said:\n{output.fold(map(str, captured))}"
             )
         self._broken = False
-        server.warm(self.n)  # where ranks are spawned: spares, should these be lost
+        server.warm(self.n)  # where ranks are spawned: new spares, in case these ranks are lost
 
     def _join(self, seconds: float, captured=None) -> bool:
-        """Have every rank form the group anew. False if one did not."""
+        """Have every rank form the group anew. Returns False if a rank did not."""
         self._generation += 1
         number = next(self._ranks.calls)
         self._ranks.tell("join", number, self._generation)
@@ -290,7 +291,7 @@ class World:
         captured = [output.Captured() for _ in range(self.n)]
         view = output.View(captured, STREAM_AFTER, timeout)
         try:
-            self._broken = True  # until it has ended in good order
+            self._broken = True  # until the call has ended without an error
             payload = pickle.dumps(details)
             if slow := self._ranks.tell(kind, number, payload, sys.path, seconds=timeout):
                 self._restart()
@@ -303,7 +304,7 @@ class World:
             trouble = self._fail(number, done, captured, timeout, standstill.found) if failed else None
             self._broken = False
         except KeyboardInterrupt:
-            with server.undisturbed(again=False):  # a second press says the same
+            with server.undisturbed(again=False):  # ignore a second press of stop
                 trouble = self._interrupted(number, captured)
         except NoMessage as e:
             (rank,) = e.args
@@ -324,7 +325,7 @@ class World:
                 ),
                 shared=self.shared,
             )
-        # The reader has destroyed the group, or gone on where an operation of it had failed: mend it.
+        # The reader has destroyed the group, or an operation of it failed and the code continued: mend it.
         state = ALIVE if all(joined for *_, joined in done.values()) else self._mend([])
         if left:
             output.say(failure.left_behind(*left, state))
@@ -340,7 +341,7 @@ class World:
         for r in range(self.n):
             try:
                 results.append(pickle.loads(done[r][1]))
-            except (Exception, SystemExit) as e:  # what it does to be made again is the reader's code
+            except (Exception, SystemExit) as e:  # unpickling runs the reader's code
                 seen = [RankStatus(finished=True) for _ in range(self.n)]
                 raise RankError(failure.unreadable(r, e, ALIVE), "result", [r], True, seen) from None
         return results
@@ -359,21 +360,21 @@ class World:
     # -- when a call fails -----------------------------------------------------------
 
     def _fail(self, number: int, done: dict, captured, timeout, deadlock: Deadlock | None) -> RankError:
-        """Find out what happened, free the ranks, mend the world, and say it all."""
+        """Find the cause, free the ranks, mend the world, and return the error with its message."""
         if self._ranks.dead() or not all(ok for ok, *_ in done.values()):
-            # Let those who fail at the same moment say so.
+            # Wait for the answers of ranks that fail at the same moment.
             done |= self._ranks.collect_rest(number, done, 0.1, captured)
             if done and all(ok or pickle.loads(error).follows for ok, error, *_ in done.values()):
-                # They lost a rank that is about to be known dead.
+                # These ranks lost the connection to a rank whose death will be known in a moment.
                 wait([p.sentinel for p in self._ranks.processes], 1)
         seen = self._ranks.look(number, done, captured)
         missing = [r for r in range(self.n) if r not in done]
         return failure.explain(seen, timeout, deadlock, lambda: self._mend(missing, number, captured, seen))
 
     def _let_go(self, number: int, done: dict, captured) -> tuple[list[RankStatus], list[int]] | None:
-        """Where the reader's code has ended on all ranks, free those that stand in what it began and waits
-        for nowhere: `done` gets their answers. Returns what was known of all ranks, and which were freed;
-        None where it is otherwise.
+        """If the reader's code has returned on all ranks, free the ranks that are blocked in an operation
+        which this code started and never waited for. Their answers are added to `done`. Returns the status of
+        all ranks and the list of freed ranks; None if the code of some rank has not returned.
         """
         seen = self._ranks.look(number, done, captured)
         freed = [r for r in range(self.n) if r not in done]
@@ -400,9 +401,10 @@ class World:
     def _mend(
         self, busy: list[int], number: int = 0, captured=None, seen: list[RankStatus] | None = None
     ) -> str:
-        """Free `busy` ranks from call `number`, then form the group again, with fresh ranks if one is lost.
+        """Free the `busy` ranks from call `number`, then form the group again. If a rank is lost, all ranks
+        are started afresh.
 
-        Returns the sentence that tells what became of the ranks' variables: ALIVE, KEPT or FRESH.
+        Returns the sentence on the ranks' variables: ALIVE, KEPT or FRESH.
         """
         freed = {}
         if busy and not self._ranks.dead():
@@ -411,7 +413,7 @@ class World:
                 number, {r: () for r in range(self.n) if r not in busy}, ABORT_SECONDS[self.gpus], captured
             )
         for r in self._ranks.dead():
-            if seen and seen[r].exit is None:  # it died of being freed, or while it was asked
+            if seen and seen[r].exit is None:  # the rank died while it was asked or freed
                 seen[r].exit = self._ranks.processes[r].exitcode
                 seen[r].said = str(captured[r]) if captured else ""
         spoilt = seen and any(s.error and s.error.spoils for s in seen)
