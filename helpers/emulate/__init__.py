@@ -1,4 +1,4 @@
-"""What a laptop does not have: a slow network, a full memory."""
+"""Emulations of what a laptop lacks: a slow network, and a GPU's limited memory."""
 
 from three_axes.doors import door
 

@@ -1,12 +1,13 @@
-"""PyTorch's caching allocator, in small: why a GPU can be full while its tensors are not.
+"""A small model of PyTorch's caching allocator: why a GPU can be full while its tensors would fit.
 
-A GPU's memory is asked for in segments, cut into blocks, and kept when a tensor goes: asking again is slow.
-`allocated` are the bytes of living tensors, `reserved` those of all segments. A tensor takes the smallest
-free block that is large enough. Where none is, another segment is needed. Where the device has no room for
-it, segments are given back first. A segment with one living tensor in it cannot be.
+The allocator takes memory from the device in segments and cuts them into blocks. When a tensor is freed it
+keeps the memory, because taking memory from the device again is slow. `allocated` counts the bytes of living
+tensors, `reserved` those of all segments. A tensor gets the smallest free block that is large enough. If
+there is none, the allocator takes a new segment. If the device has no room for it, the allocator first
+returns its free segments. A segment with one living tensor in it cannot be returned.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.x, without `expandable_segments`, one
-stream): sizes in `RULES`, best fit, when a block is split, what is given back before giving up.
+stream): sizes in `RULES`, best fit, when a block is split, which segments are returned before it gives up.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from three_axes.table import human
 MIB = 1 << 20
 RULES = {
     "rounding": 512,  # every block is a multiple of this
-    "small": MIB,  # tensors up to here come from segments of their own
+    "small": MIB,  # tensors up to this size have segments of their own kind
     "small segment": 2 * MIB,
     "middle segment": 20 * MIB,  # for tensors below `large`, so that several share it
-    "large": 10 * MIB,  # from here on a segment is as large as its tensor
+    "large": 10 * MIB,  # from this size on a segment is as large as its tensor
     "large rounding": 2 * MIB,
 }
 
 
 @dataclass(eq=False)
 class Block:
-    """A piece of a segment. key: of the tensor in it, or None. requested: the tensor's bytes."""
+    """A piece of a segment. key: the tensor in it, or None. requested: the tensor's bytes."""
 
     at: int
     size: int
@@ -40,7 +41,7 @@ class Block:
 
 @dataclass(eq=False)
 class Segment:
-    """Memory asked of the device in one piece, and the blocks that it was cut into, in order."""
+    """A piece of memory taken from the device at once, and the blocks that it is cut into, in order."""
 
     size: int
     small: bool
@@ -48,8 +49,8 @@ class Segment:
 
 
 class CachingAllocator:
-    """limit: bytes of the device. unit: all sizes in `RULES` are divided by it, so that a toy's tensors meet
-    the rules that a model's meet: with 1000, a tensor of 1 kB is treated as one of 1 MB.
+    """limit: bytes of the device. unit: all sizes in `RULES` are divided by it, so that a small model's
+    tensors follow the same rules as a large model's: with 1000, a tensor of 1 kB is treated like one of 1 MB.
     """
 
     def __init__(self, limit: float, unit: int = 1):
@@ -57,12 +58,12 @@ class CachingAllocator:
         self.segments: list[Segment] = []
         self.allocated = self.reserved = 0
         self.most_allocated = self.most_reserved = 0
-        self.retries = 0  # how often free segments had to be given back
-        self.at_failure: list[dict] = []  # the snapshot when a tensor found no place
+        self.retries = 0  # how often free segments were returned to make room
+        self.at_failure: list[dict] = []  # the snapshot when a tensor did not fit
         self._home: dict[int, tuple[Segment, Block]] = {}
 
     def take(self, key: int, requested: int) -> None:
-        """Find a place for a tensor. Raises torch.OutOfMemoryError, in PyTorch's words."""
+        """Find a block for a tensor. Raises torch.OutOfMemoryError with PyTorch's message."""
         rules = self.rules
         size = max(1, -(-requested // rules["rounding"])) * rules["rounding"]
         small = size <= rules["small"]
@@ -86,9 +87,9 @@ class CachingAllocator:
         self.most_reserved = max(self.most_reserved, self.reserved)
 
     def give(self, key: int) -> None:
-        """A tensor is gone: its block is free, in one piece with free neighbours. Ignores unknown keys."""
+        """Free a tensor's block, and join it with free neighbours. Ignores unknown keys."""
         if key not in self._home:
-            return  # of the tensor that did not fit
+            return  # the tensor that did not fit
         segment, block = self._home.pop(key)
         self.allocated -= block.requested
         block.key, block.requested = None, 0
@@ -119,7 +120,7 @@ class CachingAllocator:
         else:
             wanted = -(-size // rules["large rounding"]) * rules["large rounding"]
         if self.reserved + wanted > self.limit:
-            self.retries += 1  # every segment goes back to the device that no tensor lives in
+            self.retries += 1  # return every segment without a living tensor to the device
             self.segments = [s for s in self.segments if any(b.key is not None for b in s.blocks)]
             self.reserved = sum(s.size for s in self.segments)
         if self.reserved + wanted > self.limit:

@@ -1,7 +1,7 @@
-"""A memory budget for each rank: a tensor that does not fit any more is an out-of-memory error, as on a GPU.
+"""A memory budget for each rank: a tensor beyond it raises an out-of-memory error, as on a GPU.
 
-`World(4, memory=50e6)`. Counted are the bytes of all tensors that live, exactly; not Python, and not
-what PyTorch itself needs. The error says what held the memory.
+`World(4, memory=50e6)`. The budget counts the exact bytes of all living tensors; it does not count Python,
+nor what PyTorch itself needs. The error says which kinds of tensors held the memory.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ KINDS = ("parameters", "gradients", "optimizer", "activations and the rest")
 
 
 class Budget(Ledger):
-    """The account of a rank, with a limit.
+    """A rank's ledger of living tensors, with a limit.
 
-    limit: bytes. levels: (when, bytes) as they change. allocator: where it is set, tensors are given places
-    in it, as on a GPU (`emulate.allocator`).
+    limit: bytes. levels: (when, bytes) at each change. allocator: if set, tensors are placed in it, as on a
+    GPU (`emulate.allocator`).
     """
 
     def __init__(self, rank: int, limit: float):
@@ -33,26 +33,26 @@ class Budget(Ledger):
         self.levels: list[tuple[float, int]] = []
 
     def changes(self, piece: int, size: int | None) -> None:
-        """With an allocator: a new piece of memory takes a place in it, and one that goes gives it back."""
+        """With an allocator: give a new piece of memory a block in it, and free the block of a freed piece."""
         if self.allocator and size is None:
             self.allocator.give(piece)
         elif self.allocator and piece not in self.pieces:
             self.allocator.take(piece, size)
 
     def done(self, function, args, result) -> None:
-        """Note the level, in bytes, if it has changed. Raises torch.OutOfMemoryError above the limit."""
+        """Record the level, in bytes, if it has changed. Raises torch.OutOfMemoryError above the limit."""
         if self.now > self.limit:
             raise torch.OutOfMemoryError(self._report(function))
         if not self.levels or self.levels[-1][1] != self.now:
             self.levels.append((time.monotonic(), self.now))
 
     def take_levels(self) -> list[tuple[float, int]]:
-        """The levels since the last time they were taken."""
+        """The levels since the last call of `take_levels`."""
         taken, self.levels = self.levels, []
         return taken
 
     def by_kind(self) -> dict[str, int]:
-        """What the live tensors are for, told by who holds them."""
+        """Bytes of living tensors by use, found from the object that refers to each tensor."""
         owner: dict[int, str] = {}
         for thing in gc.get_objects():
             kind = type(thing)

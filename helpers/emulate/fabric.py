@@ -3,11 +3,11 @@
 `World(8, fabric=network)` sends every byte for real, over gloo, and then holds the result back until
 the moment when the network would have delivered it:
 
-    begins   when the last rank of the group has come and has its link free
-    ends     later by what its hops take, one after the other (`three_axes.paper.collectives.hop_by_hop`)
+    begins   when the last rank of the group has called the operation and its link is free
+    ends     later by the time of its hops, one after the other (`three_axes.paper.collectives.hop_by_hop`)
 
-Ranks that wait use no core, so eight of them keep time on two cores. A fabric faster than this
-machine cannot be emulated: `Traffic.late` counts the operations whose real bytes came after their time.
+Ranks that wait use no core, so eight of them keep time on two cores. A network faster than this machine
+cannot be emulated: `Traffic.late` counts the operations whose real bytes arrived after the emulated time.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from three_axes.paper import Network, crosses, hop_by_hop
 
 from .uplink import Oversubscribed, Uplink, leaving, shared
 
-SLOTS = 1 << 14  # arrivals that are remembered, for each group and rank
-ROOTED = ("broadcast", "scatter")  # a rank may be through before others have come
+SLOTS = 1 << 14  # times of arrival that are kept, for each group and rank
+ROOTED = ("broadcast", "scatter")  # here a rank may be done before other ranks have called the operation
 
 
 class Lost(RuntimeError):
-    """Raised in code that waits inside C++ (DDP, functional collectives), where a failure of ours cannot be
-    handed over.
+    """Raised in code that waits inside C++ (DDP, functional collectives), because an error of the fabric
+    cannot be passed on from there.
     """
 
     def __init__(self):
@@ -47,17 +47,17 @@ class Lost(RuntimeError):
 
 
 class Ticket(NamedTuple):
-    """An operation that this rank has come to."""
+    """An operation that this rank has called."""
 
     op: str
     came: float
     duration: float  # seconds, on that network
-    # What it keeps busy: links inside a node, ports between nodes; sends leave and arrive on lines of their
-    # own
+    # The line that the operation keeps busy: links inside a node, or ports between nodes. Sends and receives
+    # have lines of their own.
     line: str
-    # When the last rank that it needs had come; to be asked after it has ended for real.
+    # Returns when the last rank that the operation needs called it; to be asked after the real operation.
     awaited: Callable[[], float]
-    # On an oversubscribed network: its number, and the bytes that it sends out of each node.
+    # On an oversubscribed network: the operation's number, and the bytes that it sends out of each node.
     key: int
     leaves: dict[int, float]
 
@@ -65,29 +65,29 @@ class Ticket(NamedTuple):
 class Fabric:
     """This rank's side of the network.
 
-    `folder` is private to the world; `generation` counts its groupings.
+    `folder` is private to the world; `generation` counts how often its group was formed.
     """
 
     def __init__(self, network: Network, folder: str, generation: int):
         self.network, self.folder, self.generation = network, folder, generation
         self.late = 0
-        self.failed: dict[dist.Work, Exception] = {}  # held back, and then cut
-        self._arrivals: dict[str, np.ndarray] = {}  # when each rank of a group came to its k-th operation
+        self.failed: dict[dist.Work, Exception] = {}  # operations whose connection was cut while held back
+        self._arrivals: dict[str, np.ndarray] = {}  # when each rank of a group called its k-th operation
         self._uplinks: dict[int, Uplink] = {}
         self._counts: Counter[tuple] = Counter()
         self._streams: dict[str, queue.SimpleQueue] = {}
-        self._queued: dict[str, float] = {}  # line -> until when, with what has been called
-        self._busy: dict[str, float] = {}  # line -> until when, with what has ended
+        self._queued: dict[str, float] = {}  # line -> until when it is busy with operations called so far
+        self._busy: dict[str, float] = {}  # line -> until when it was busy with operations that have ended
         self.awaited_in_python: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._lock, self._closed = threading.Lock(), threading.Event()
 
     def come(
         self, op: str, group: str, members: list[int], me: int, peer: int | None, tag: int, payload: float
     ) -> Ticket:
-        """Tell the others that this rank comes to `op` now; to be called before it begins.
+        """Announce to the other ranks that this rank calls `op` now; to be called before `op` begins.
 
-        group: its name. members: its ranks as the world numbers them. me: this rank's place among them. peer:
-        the root's or partner's.
+        group: its name. members: its ranks in the world's numbers. me: this rank's index among them. peer:
+        the index of the root or partner.
         """
         alone = op in ("send", "recv")
         pair = (peer, me) if op == "recv" else (me, peer)
@@ -95,7 +95,7 @@ class Fabric:
         self._counts[op == "recv", key] += 1
         k = self._counts[op == "recv", key]
         if alone:
-            k = hash((k, *pair, tag))  # a slot for each message, whatever order tags come in
+            k = hash((k, *pair, tag))  # a slot for each message, in whatever order the tags are used
         if group not in self._arrivals:
             plain = "".join(c if c.isalnum() else "-" for c in group)
             path = os.path.join(self.folder, f"arrivals-{self.generation}-{plain}")
@@ -118,7 +118,7 @@ class Fabric:
         return Ticket(op, came, duration, line, lambda: float(max(arrivals[needs])), number, leaves)
 
     def hold(self, ticket: Ticket, group: str, work: dist.Work, result) -> dist.Work:
-        """A Work that ends when the fabric would have ended `work`. result: what its future shall hold."""
+        """A Work that ends at the emulated time of `work`. result: the value for its future."""
         if self._closed.is_set():
             return work
         future = torch.futures.Future()
@@ -136,11 +136,11 @@ class Fabric:
                     uplink.enter(ticket.key, begins, size)
                 while (left := until - time.monotonic()) > 0 and not self._closed.is_set():
                     self._closed.wait(min(left, threading.TIMEOUT_MAX))
-                    for uplink, _ in uplinks:  # others may have come since, and slowed it down
+                    for uplink, _ in uplinks:  # operations that started since then may have slowed it down
                         until = max(until, uplink.until(ticket.key))
                     with self._lock:
                         self._busy_until(ticket.line, until)
-            except Exception as e:  # the connection was cut: whoever waits for this must hear of it
+            except Exception as e:  # the connection was cut: a rank that waits for this must get the error
                 self.failed[held] = e.with_traceback(None)
                 if held not in self.awaited_in_python:
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -149,7 +149,7 @@ class Fabric:
             finally:
                 future.set_result(result)
 
-        if ticket.op in ("send", "recv"):  # must not wait behind another whose partner comes later
+        if ticket.op in ("send", "recv"):  # not in the stream: the partner of an earlier one may come later
             OwnThread(end).start()
         else:
             self._stream(group).put(end)
@@ -167,20 +167,20 @@ class Fabric:
         return self._uplinks[node]
 
     def _stream(self, group: str) -> queue.SimpleQueue:
-        """Collectives of one group run one after the other, as on a device's stream."""
+        """The queue of one group: its collectives run one after the other, as on a device's stream."""
         if group not in self._streams:
             stream = self._streams[group] = queue.SimpleQueue()
 
             def serve():
                 while (end := stream.get()) is not None:
                     end()
-                    del end  # and with it the work, whose group may have been destroyed
+                    del end  # drop the reference to the work: its group may be destroyed
 
             OwnThread(serve).start()
         return self._streams[group]
 
     def close(self) -> None:
-        """Let go of whatever is held back: the call has been given up."""
+        """End all waits: the call has been given up."""
         self._closed.set()
         for stream in self._streams.values():
             stream.put(None)

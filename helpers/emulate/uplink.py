@@ -1,7 +1,7 @@
-"""What groups share on an emulated network: a node's uplink, through which all of its ports send.
+"""A shared resource on an emulated network: a node's uplink, through which all of its ports send.
 
-An oversubscribed switch passes less than a node's ports could send together. What leaves a node at the same
-moment shares its uplink evenly, so each operation takes the longer the more others are on their way.
+An oversubscribed switch carries less than a node's ports could send together. Operations that leave a node at
+the same time share its uplink evenly, so each takes longer the more of them there are.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from three_axes.checks import positive
 from three_axes.paper import Network, algorithmic_bytes
 
-SLOTS = 1 << 12  # operations that are remembered
-RECENT = 64  # of them, those that may still be on their way
+SLOTS = 1 << 12  # operations that are kept
+RECENT = 64  # the last of them, which may still be in transfer
 PASSING = np.dtype([("key", "u8"), ("start", "f8"), ("size", "f8")])
 
 
@@ -25,8 +25,8 @@ PASSING = np.dtype([("key", "u8"), ("start", "f8"), ("size", "f8")])
 class Oversubscribed(Network):
     """A network for `World(n, fabric=…)` with a switch that passes less than the ports could send.
 
-    uplink_bandwidth: bytes/s that all ports of a node get through it together, in one direction. A planner
-    asks what each port gets when all send: there it is a smaller `inter_node_bandwidth`.
+    uplink_bandwidth: bytes/s of all ports of a node together, in one direction. In the planner's terms, when
+    all ports send, each has a smaller `inter_node_bandwidth`.
     """
 
     uplink_bandwidth: float
@@ -38,7 +38,7 @@ class Oversubscribed(Network):
 
 def leaving(op: str, payload: float, ranks: Sequence[int], network: Network) -> dict[int, float]:
     """Bytes that an operation among `ranks` sends out of each node that it leaves. A ring has one hop out of
-    each node; an all-to-all sends from each rank to each beyond.
+    each node; an all-to-all sends from each rank to each rank outside the node.
     """
     nodes = [rank // network.gpus_per_node for rank in ranks]
     n, out = len(ranks), {}
@@ -54,8 +54,8 @@ def leaving(op: str, payload: float, ranks: Sequence[int], network: Network) -> 
 
 
 def passed(passing: Sequence[tuple[float, float]], bandwidth: float) -> list[float]:
-    """When each of (start, bytes) has passed, if at every moment those on their way share `bandwidth` evenly.
-    In the order given. Seconds.
+    """For each (start, bytes), in the order given, when its transfer ends (seconds), if at every moment the
+    running transfers share `bandwidth` evenly.
     """
     left, ends, now = {}, [0.0] * len(passing), 0.0
     coming = sorted(range(len(passing)), key=lambda i: passing[i][0])
@@ -67,7 +67,7 @@ def passed(passing: Sequence[tuple[float, float]], bandwidth: float) -> list[flo
             left[first] = passing[first][1]
         least = min(left.values())
         until = now + least * len(left) / bandwidth
-        if coming and passing[coming[0]][0] < until:  # another comes before one is through
+        if coming and passing[coming[0]][0] < until:  # another starts before one of these ends
             until = passing[coming[0]][0]
             least = (until - now) * bandwidth / len(left)
         left, now = {i: size - least for i, size in left.items()}, until
@@ -78,14 +78,14 @@ def passed(passing: Sequence[tuple[float, float]], bandwidth: float) -> list[flo
 
 
 def shared(path: str, kind: str | np.dtype, shape: int | tuple[int, ...]) -> np.ndarray:
-    """An array in a file in memory, as all ranks see it that name the same path; at first zeros."""
+    """An array in a memory-mapped file: all ranks that use the same path share it; it starts with zeros."""
     with open(path, "ab") as file:
         file.truncate(np.dtype(kind).itemsize * int(np.prod(shape)))
     return np.asarray(np.memmap(path, kind, "r+", shape=shape))
 
 
 class Uplink:
-    """One node's: what came, and when."""
+    """The uplink of one node: which transfers started, and when."""
 
     def __init__(self, path: str, bandwidth: float):
         self.bandwidth, self.lock = bandwidth, threading.Lock()
@@ -93,7 +93,7 @@ class Uplink:
         self.file = open(path, "r+b")  # to lock it
 
     def enter(self, key: int, start: float, size: float) -> None:
-        """An operation begins to pass. Each of its ranks says so; the first is believed."""
+        """Record that a transfer starts. Each of its ranks calls this; only the first call counts."""
         with self.lock:  # other threads of this rank; the file's lock keeps out other ranks
             fcntl.lockf(self.file, fcntl.LOCK_EX)
             try:
@@ -104,7 +104,7 @@ class Uplink:
                 fcntl.lockf(self.file, fcntl.LOCK_UN)
 
     def until(self, key: int) -> float:
-        """When that operation has passed, by what has come so far."""
+        """When that transfer ends, given the transfers that have started so far."""
         recent = self._recent()
         ends = passed([(float(p["start"]), float(p["size"])) for p in recent], self.bandwidth)
         return max((end for p, end in zip(recent, ends) if p["key"] == key), default=0.0)

@@ -5,7 +5,7 @@ and updated weights are the twin's.
 
     module     split            each rank holds                what moves, and when
     data       data (DP)        the model, 1/d of the batch     gradients, once a step
-    zero       ZeRO 1, 2, 3     as data, with less kept d times  gradients and weights, once or twice a step
+    zero       ZeRO 1, 2, 3     as data, but states in shards   gradients and weights, once or twice a step
     fsdp       ZeRO 3 in time   a shard; layers whole for a while  the same, by a list that says when
     tensor     tensor (TP, SP)  1/t of the blocks' matrices     activations and gradients, in every block
     context    context (CP)     the model, 1/c of the tokens    keys and values, in every layer; gradients
@@ -13,8 +13,8 @@ and updated weights are the twin's.
     pipeline   pipeline (PP)    1/p of the blocks               activations at the stages' boundaries
     grid       all three        1/(t·p) of the blocks           all of the above, each in its own group
 
-`tensor_plan` says the tensor split in DTensor's words. Each file reads top to bottom. Letters as everywhere
-in the course: b sequences, s tokens each, h hidden, a heads; d, t, p the sizes of data, tensor and pipeline
+`tensor_plan` is the tensor split as a plan for DTensor. Each file reads top to bottom. The letters are those
+of the course: b sequences, s tokens each, h hidden, a heads; d, t, p the sizes of data, tensor and pipeline
 parallelism; m microbatches.
 """
 

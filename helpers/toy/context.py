@@ -28,8 +28,8 @@ def contiguous(s: int, c: int) -> list[torch.Tensor]:
 
 
 def zigzag(s: int, c: int) -> list[torch.Tensor]:
-    """The places of each rank's tokens: of 2c chunks rank r has chunk r from the front and chunk r from the
-    end.
+    """The positions of each rank's tokens: of 2c chunks, rank r has chunk r from the front and chunk r from
+    the end.
     """
     chunks = torch.arange(s).chunk(2 * c)
     return [torch.cat([chunks[r], chunks[2 * c - 1 - r]]) for r in range(c)]
@@ -42,7 +42,7 @@ def sees(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
 
 def attend(q, k, v, mask):
     """(y, lse): softmax(q·kᵀ / √(h/a)) · v over the keys that the mask allows, and the log of the softmax's
-    sum, (b, a, s/c, 1). A query that may look at none has y = 0 and lse = -∞.
+    sum, (b, a, s/c, 1). A query that may not look at any key has y = 0 and lse = -∞.
     """
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
@@ -51,13 +51,13 @@ def attend(q, k, v, mask):
 
 
 def merge(y1, lse1, y2, lse2):
-    """What `attend` would have said of both sets of keys at once. At least one lse is finite."""
+    """What `attend` would return for both sets of keys together. At least one lse is finite."""
     lse = torch.logaddexp(lse1, lse2)
     return y1 * (lse1 - lse).exp() + y2 * (lse2 - lse).exp(), lse
 
 
 def attend_backward(dy, y, q, k, v, mask, lse):
-    """(dq, dk, dv) through some of the keys, from the y and lse of all of them."""
+    """(dq, dk, dv) from one part of the keys. y and lse are those of all keys."""
     shared = q.shape[1] // k.shape[1]
     wide_k, wide_v = (x.repeat_interleave(shared, 1) for x in (k, v))
     scale = q.shape[-1] ** -0.5
@@ -68,13 +68,13 @@ def attend_backward(dy, y, q, k, v, mask, lse):
 
 
 def gather_attention(q, k, v, places, group=None, attend=attend):
-    """Every rank fetches all of K and V. attend: what computes, here and below, for who watches or paces."""
+    """Every rank fetches all of K and V. attend: the function that computes attention; a caller may time it."""
     k, v = (gather_sequence(x.transpose(1, 2), group).transpose(1, 2) for x in (k, v))
     return attend(q, k, v, sees(places[dist.get_rank(group)], torch.cat(places)))[0]
 
 
 def _pass_on(tensors, group):
-    """Begin to send to the next rank, and to receive from the one before. The function returned awaits it."""
+    """Start to send to the next rank and to receive from the previous one. Returns a function that waits."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     going = torch.stack(tensors)
     coming = torch.empty_like(going)
@@ -90,7 +90,7 @@ class _Ring(torch.autograd.Function):
         held, y, lse = (k, v), None, None
         for hop in range(size):
             come = _pass_on(held, group) if hop < size - 1 else None  # while this rank computes
-            mask = sees(places[rank], places[rank - hop])  # these keys began `hop` ranks before this one
+            mask = sees(places[rank], places[rank - hop])  # these keys belong to the rank `hop` places before
             if mask.any():
                 part = attend(q, *held, mask)
                 y, lse = part if y is None else merge(y, lse, *part)
@@ -106,7 +106,7 @@ class _Ring(torch.autograd.Function):
         held, dq, bring = (k, v), torch.zeros_like(q), lambda: (torch.zeros_like(k), torch.zeros_like(v))
         for hop in range(size):
             come = _pass_on(held, ctx.group) if hop < size - 1 else None
-            sums = bring()  # what the ranks before have found for these keys
+            sums = bring()  # the gradients of these keys that the previous ranks have added up
             mask = sees(ctx.places[rank], ctx.places[rank - hop])
             if mask.any():
                 more, *of_held = attend_backward(dy, y, q, *held, mask, lse)
@@ -117,7 +117,7 @@ class _Ring(torch.autograd.Function):
 
 
 def ring_attention(q, k, v, places, group=None, attend=attend):
-    """K and V go round. Each rank merges, hop by hop, what its tokens see."""
+    """K and V go round the ring. At each hop, a rank merges the result for the keys that it holds then."""
     return _Ring.apply(q, k, v, places, group, attend)
 
 
@@ -133,7 +133,7 @@ exchange_back = conjugate(lambda x, group: _swap(x, 2, 1, group), lambda x, grou
 
 
 def exchange_attention(q, k, v, places, group=None, attend=attend):
-    """Every rank gets all tokens of its heads; k and v with fewer heads than ranks are repeated first."""
+    """Every rank gets all tokens of its heads; if k and v have fewer heads than ranks, they are repeated."""
     c, order = dist.get_world_size(group), torch.cat(places)
     if q.shape[1] % c:
         raise ValueError(f"{q.shape[1]} heads do not divide by {c} ranks; gather, or go round")
@@ -143,7 +143,7 @@ def exchange_attention(q, k, v, places, group=None, attend=attend):
 
 
 def context_block(block, x, mask, group=None):
-    """A block on this rank's tokens, x (b, s/c, h), by the gather. mask: (s/c, s), as `sees` gives it."""
+    """A block on this rank's tokens, x (b, s/c, h), with the gather. mask: (s/c, s), the result of `sees`."""
     part, z = block.attention, block.norm1(x)
     heads = lambda y: y.unflatten(-1, (-1, part.head_size)).transpose(1, 2)  # (b, a, tokens, h/a)
     k, v = (gather_sequence(y, group) for y in (part.k(z), part.v(z)))

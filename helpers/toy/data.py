@@ -13,14 +13,14 @@ from .model import loss_of
 
 
 def share_weights(model: nn.Module, group=None) -> None:
-    """Give every rank rank 0's weights, whatever seed it began with."""
+    """Give every rank the weights of rank 0."""
     for p in model.parameters():
         dist.broadcast(p.data, group_src=0, group=group or dist.group.WORLD)
 
 
 def my_share(tensor, rank: int, size: int):
-    """The rows of `tensor` that `rank` of `size` works on; the first ranks take one more where they do not
-    divide.
+    """The rows of `tensor` for `rank` of `size` ranks. If the rows do not divide, each of the first ranks has
+    one row more.
     """
     return torch.tensor_split(tensor, size)[rank]
 
@@ -52,13 +52,13 @@ def data_parallel_step(model: nn.Module, tokens, targets, group=None, average=av
 
 
 def overlap_gradients(model: nn.Module, bucket: float = 1e6, group=None) -> Callable[..., None]:
-    """Send gradients while backward still runs: as soon as `bucket` bytes of them are there, start their
+    """Send gradients while backward still runs: as soon as `bucket` bytes of them are computed, start their
     all-reduce.
 
-    Backward finds the last layer's gradients first, so their all-reduce runs under the
-    backward of the layers before it. Returns finish(), to be called after backward and
-    before the optimizer: it sends the rest, waits for all, and puts the means where they belong.
-    Ranks meet in the right all-reduce because all run the same backward, in the same order.
+    Backward computes the last layer's gradients first, so their all-reduce runs during the backward of the
+    layers before it. Returns finish(), to be called after backward and before the optimizer: it sends the
+    rest, waits for all, and writes the means into the gradients. All ranks run the same backward in the same
+    order, so they also start the same all-reduces in the same order.
     """
     size = dist.get_world_size(group)
     ready: list[nn.Parameter] = []

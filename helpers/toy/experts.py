@@ -2,7 +2,7 @@
 
     count       how many of its tokens each rank sends to each expert; an all-to-all of these numbers
     dispatch    all-to-all: every token goes to the ranks of its experts; in backward, its gradient comes back
-    compute     each rank runs its E/ep experts on what has come, from whichever rank
+    compute     each rank runs its E/ep experts on the rows that it has received
     combine     all-to-all the other way; then each token sums its k answers, weighted by the router
 
 ep is the size of expert parallelism, T a rank's tokens. Dispatch brings T·k rows of h numbers, of which
@@ -20,9 +20,9 @@ from .model import MLP
 
 
 class Experts(nn.Module):
-    """E expert MLPs and a router, in place of one MLP. Run as it is, in one process, it is the twin.
+    """E expert MLPs and a router, in place of one MLP. Run in one process, it is the twin.
 
-    k: experts of each token. bias: added to the scores when experts are chosen, not when they are weighed.
+    k: experts of each token. bias: added to the scores to choose experts, but not to weight their answers.
     """
 
     def __init__(self, hidden: int, experts: int = 4, k: int = 2, seed: int = 0):
@@ -35,14 +35,14 @@ class Experts(nn.Module):
         self.register_buffer("bias", torch.zeros(experts))
 
     def route(self, x):
-        """(choice, weight), each (T, k): the experts of each token, and what their answers count."""
+        """(choice, weight), each (T, k): the experts of each token, and the weights of their answers."""
         scores = self.router(x).softmax(-1)
         choice = (scores + self.bias).topk(self.k).indices
         weight = scores.gather(-1, choice)
         return choice, weight / weight.sum(-1, keepdim=True)
 
     def forward(self, x):
-        """(T, h) -> (T, h): the weighted sum of k answers to each token."""
+        """(T, h) -> (T, h): for each token the weighted sum of its k experts' answers."""
         choice, weight = self.route(x)
         y = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
@@ -66,7 +66,7 @@ class _Swap(torch.autograd.Function):
 
 
 def swap(rows, give: list[int], take: list[int], group=None):
-    """All-to-all of rows, uneven: the first give[0] go to rank 0, the next to rank 1; take[r] come from r."""
+    """All-to-all of rows: the first give[0] rows go to rank 0, the next to rank 1; take[r] come from rank r."""
     return _Swap.apply(rows, give, take, group)
 
 
@@ -88,8 +88,8 @@ def expert_parallel(layer: Experts, x, group=None, capacity: int | None = None, 
     """`layer` on this rank's tokens x (T, h), its experts split over the ranks: (y, load).
 
     load: (E,), how many of this rank's tokens chose each expert. capacity: rows that an expert takes from one
-    rank; a token that comes too late is dropped, and that expert's answer to it is 0. compute(layer, rows,
-    counts): runs this rank's experts, each on its part of the rows.
+    rank; a token beyond that is dropped, and that expert's answer to it is 0. compute(layer, rows, counts):
+    runs this rank's experts, each on its part of the rows.
     """
     size = dist.get_world_size(group)
     choice, weight = layer.route(x)
@@ -108,20 +108,21 @@ def expert_parallel(layer: Experts, x, group=None, capacity: int | None = None, 
     expert = torch.arange(take.shape[1]).repeat(size).repeat_interleave(take.flatten())  # of each row
     by_expert = expert.argsort(stable=True)
     answers = (compute or run_experts)(layer, rows[by_expert], take.sum(0).tolist())
-    answers = torch.zeros_like(answers).index_copy(0, by_expert, answers)  # as they came
+    answers = torch.zeros_like(answers).index_copy(0, by_expert, answers)  # in the order of arrival
     back = swap(answers, *reversed(sizes), group)
     copies = x.new_zeros(choice.numel(), x.shape[1]).index_copy(0, order, back)
     return (copies.view(*choice.shape, -1) * weight.unsqueeze(-1)).sum(1), load
 
 
 def run_experts(layer: Experts, rows, counts: list[int]):
-    """Each expert of this rank on its part of the rows."""
+    """Run each expert of this rank on its part of the rows."""
     return torch.cat([expert(part) for expert, part in zip(layer.experts, rows.split(counts))])
 
 
 def average_expert_gradients(layer: Experts, dp, edp) -> None:
-    """The twin's gradients: the router's averaged over dp. An expert's summed over edp, the ranks that hold
-    that expert, and divided by all of dp: it has seen tokens of all of them.
+    """Make the twin's gradients. The router's are averaged over dp. An expert's are summed over edp, the
+    ranks that hold that expert, and divided by the size of dp: the expert has processed tokens of all ranks
+    in dp.
     """
     d = dist.get_world_size(dp)
     for name, p in layer.named_parameters():

@@ -1,11 +1,12 @@
-"""FSDP in time: ZeRO-3 as a list that says when each layer's weights come, are used, and go.
+"""FSDP in time: ZeRO-3 as a list that says when each layer's weights are gathered, used and freed.
 
     gather i    begin an all-gather of layer i's weights
     F i, B i    wait for them; run the layer forward, backward
-    free i      let the whole weights go; this rank's shard stays
-    reduce i    begin a reduce-scatter of layer i's gradients, and let the whole ones go
+    free i      free the whole weights; this rank's shard stays
+    reduce i    begin a reduce-scatter of layer i's gradients, and free the whole gradients
 
-A step is an *order* of these, the same on every rank: `fsdp_order` writes PyTorch's, `run_order` runs any.
+A step is an *order* of these, the same on every rank: `fsdp_order` makes PyTorch's, `run_order` runs any
+order.
 With a second group, `replicate`, weights are cut over `shard` alone, and gradients' shards are all-reduced
 over `replicate` (HSDP, hybrid sharding). After Zhao et al. 2023; PyTorch's `fully_shard` does it in hooks.
 """
@@ -26,43 +27,46 @@ from .zero import Unit, trainable
 
 
 class Layer(Unit):
-    """A module, whole from `gather` to `free`, else a shard. `arrive` and `finish` wait for what began."""
+    """A module: whole from `gather` to `free`, else a shard. `arrive` and `finish` wait for transfers."""
 
     def __init__(self, module: nn.Module, parameters: list[nn.Parameter], shard=None, replicate=None):
         super().__init__(parameters, shard)
         self.module, self.replicate = module, replicate
         self.copies = dist.get_world_size(replicate) if replicate else 1
         self.arriving = self.reducing = self.gradients = self.mine = None
-        self.whole = self.shard.data.new_empty(self.shard_size * self.size)  # the parameters are views of it
+        # The parameters are views of this tensor.
+        self.whole = self.shard.data.new_empty(self.shard_size * self.size)
         vector_to_parameters(self.whole[: self.n], parameters)
         self.free()
 
     @property
     def bytes_whole(self) -> int:
-        """Bytes of whole weights that are here: 0 after `free`."""
+        """Bytes of whole weights in memory: 0 after `free`."""
         return self.whole.untyped_storage().nbytes()
 
     def gather(self) -> None:
-        """Begin to put all shards together, unless that has been done."""
+        """Start the all-gather of the shards, unless the whole weights are in memory."""
         if not self.bytes_whole:
             self.whole.untyped_storage().resize_(self.whole.nbytes)
             self.arriving = all_gather(self.whole, self.shard.data, group=self.group, async_op=True)
 
     def arrive(self) -> None:
-        """Wait for what `gather` began. Raises RuntimeError where the weights are not gathered."""
+        """Wait for the all-gather. Raises RuntimeError if `gather` was not called since the last `free`."""
         if not self.bytes_whole:
             raise RuntimeError("these weights are not here: gather them first, after each free again")
         self.arriving.wait()
 
     def free(self) -> None:
-        """Let the memory go. What autograd has saved of the weights is the same memory, and comes back."""
+        """Free the memory of the whole weights. Tensors that autograd saved share this memory: `gather` fills
+        it again.
+        """
         if self.arriving:
             self.arriving.wait()
         self.whole.untyped_storage().resize_(0)
 
     def reduce(self) -> None:
-        """Begin a reduce-scatter of the whole gradients, and take them from the parameters."""
-        self.finish()  # of the microbatch before
+        """Begin a reduce-scatter of the whole gradients, and remove them from the parameters."""
+        self.finish()  # the reduce-scatter of the microbatch before
         self.gradients = self._fill(parameters_to_vector([p.grad for p in self.parameters]))
         self.module.zero_grad()
         self.mine = torch.empty_like(self.shard.data)
@@ -77,7 +81,7 @@ class Layer(Unit):
                 self.reducing = dist.all_reduce(self.mine, group=self.replicate, async_op=True)
 
     def finish(self) -> None:
-        """Wait for what is under way, and add the mean to shard.grad."""
+        """Wait for the transfers, and add the mean to shard.grad."""
         self.replicas()
         if self.mine is not None:
             self.reducing.wait()
@@ -121,12 +125,13 @@ def fsdp_order(n: int, m: int = 1, prefetch: int = 1, reshard: bool = True, hold
 
 def run_order(layers: list[Layer], order, tokens, targets, around: Callable = lambda *_: nullcontext()):
     """`twin_step` in shards, on this rank's tokens. Returns their loss; the ranks' mean gradients are in each
-    shard.grad. around(what, layer, microbatch): a context for each line, for who watches or paces. Raises
-    RuntimeError for weights that are not here, ValueError if m does not divide the tokens."""
+    shard.grad. around(what, layer, microbatch): a context in which each line of the order runs, to time it or
+    to slow it down. Raises RuntimeError for weights that are not gathered, ValueError if m does not divide
+    the tokens."""
     if len(tokens) % (m := 1 + max(k for *_, k in order)):
         raise ValueError(f"{len(tokens)} sequences do not divide by {m} microbatches")
     parts, kept, upstream = list(zip(tokens.chunk(m), targets.chunk(m))), {}, {}
-    loss, last = 0.0, None  # last: whose gradients are on their way
+    loss, last = 0.0, None  # last: the layer whose gradients are being reduced
     for what, i, k in order:
         layer = layers[i]
         if what in "FB":
@@ -134,7 +139,7 @@ def run_order(layers: list[Layer], order, tokens, targets, around: Callable = la
         if what == "reduce" and last:
             last.replicas()  # one reduce-scatter at a time, as in PyTorch
         with around(what, i, k):
-            if what == "F":  # each layer's graph is its own
+            if what == "F":  # each layer has a graph of its own
                 x = kept[i - 1, k][1].detach().requires_grad_() if i else parts[k][0]
                 kept[i, k] = x, layer.module(x)
             elif what == "B":

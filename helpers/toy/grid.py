@@ -1,4 +1,4 @@
-"""All three axes at once: d·p·t ranks on a grid, each in one group along every axis."""
+"""All three axes at once: d·p·t ranks on a grid. Each rank is in one group along every axis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tensor import split_width, sum_norm_gradients
 def grid_groups(d: int, p: int, t: int, order: Sequence[str] = ("pp", "dp", "tp")) -> DeviceMesh:
     """The world as a grid: rank = (j·d + i)·t + k for the coordinates j along pp, i along dp, k along tp.
 
-    order: the axes from the outermost to the innermost. tp is innermost, so that its groups are neighbours.
+    order: the axes from the outermost to the innermost. tp is innermost: its groups are neighbouring ranks.
     `grid["tp"].get_group()` is this rank's group along tp. Raises ValueError unless d·p·t is the number of
     ranks.
     """

@@ -29,14 +29,14 @@ class Attention(nn.Module):
         return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
 
     def attend(self, q, k, v):
-        """To the tokens that are here. Under context parallelism another function is put here, which fetches
-        those of other ranks.
+        """Attention to the tokens on this rank. Context parallelism replaces this function by one that also
+        fetches the keys and values of other ranks.
         """
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class MLP(nn.Module):
-    """Widen to 4h, bend, narrow to h."""
+    """Widen to 4h, apply GELU, narrow to h."""
 
     def __init__(self, hidden: int):
         super().__init__()
@@ -63,7 +63,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token ids to vectors: what the token is, plus where it stands: at 0, 1, 2, …, or at `places`."""
+    """Token ids to vectors: a vector for the token, plus one for its position: 0, 1, 2, …, or `places`."""
 
     places: torch.Tensor | None = None  # (s,), the tokens' positions in the text
 
@@ -90,11 +90,11 @@ class Head(nn.Module):
 
 
 class ToyTransformer(nn.Sequential):
-    """embedding, four blocks, head: 12h² parameters a block, and some at the ends.
+    """embedding, four blocks, head: 12h² parameters a block, plus those of embedding and head.
 
     hidden: a multiple of `heads`. heads: a multiple of 4, so that four ranks can share them. seq_len: the
-    longest text it can read. seed: of the weights; equal seeds give equal twins. tied: whether the head
-    scores with the embedding's own matrix. vocabulary: how many tokens there are. Raises ValueError for sizes
+    longest text it can read. seed: for the initial weights; equal seeds give equal twins. tied: whether the
+    head uses the embedding's matrix. vocabulary: the number of different tokens. Raises ValueError for sizes
     that do not fit.
     """
 
@@ -118,7 +118,7 @@ class ToyTransformer(nn.Sequential):
             blocks = (Block(hidden, heads) for _ in range(layers))
             super().__init__(Embedding(hidden, seq_len, vocabulary), *blocks, Head(hidden, vocabulary))
         self.hidden, self.heads, self.seq_len, self.tied = hidden, heads, seq_len, tied
-        self.token_parts = 1  # in how many parts the tokens between blocks are cut, by sequence parallelism
+        self.token_parts = 1  # sequence parallelism cuts the tokens between blocks into so many parts
         if tied:
             self[-1].score.weight = self[0].token.weight
 
@@ -129,13 +129,13 @@ class ToyTransformer(nn.Sequential):
 
 
 def make_batch(b: int = 8, s: int = 32, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, targets), each (b, s): random bytes, and for each the byte that follows it."""
+    """(tokens, targets), each (b, s): random bytes, and for each byte the byte that follows it."""
     text = torch.randint(VOCABULARY, (b, s + 1), generator=torch.Generator().manual_seed(seed))
     return text[:, :-1], text[:, 1:]
 
 
 def loss_of(scores, targets):
-    """Mean cross-entropy over all tokens. A model that knows nothing of random bytes scores ln 256 = 5.55."""
+    """Mean cross-entropy over all tokens. For random bytes, an untrained model's is about ln 256 = 5.55."""
     return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 

@@ -1,5 +1,5 @@
-"""Names that PyTorch has changed: from 2.13 on reduce_scatter_tensor is called reduce_scatter_single,
-all_gather_into_tensor all_gather_single.
+"""Names that PyTorch has changed: from 2.13 on reduce_scatter_tensor is called reduce_scatter_single, and
+all_gather_into_tensor is called all_gather_single.
 """
 
 import torch.distributed as dist

@@ -1,5 +1,6 @@
-"""Timed stand-ins for compute. Many ranks on few cores cannot all compute at once, but they can all wait at
-once, as if each had a device of its own. What they show of time is emulated; what they send is sent."""
+"""Timed stand-ins for compute. Many ranks cannot compute at once on few cores, but they can all sleep at
+once, as if each had a device of its own. Their compute time is emulated; their messages are real.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +29,10 @@ class _Pause(torch.autograd.Function):
 
 
 def pace(module: nn.Module, forward: float, backward: float) -> nn.Module:
-    """Make `module` take that many seconds longer, forward and backward, without using a core. Returns it.
+    """Make forward and backward of `module` take that many seconds longer, without using a core. Returns it.
 
-    Forward it waits first, and backward too: what the module sends then comes after its compute.
+    The wait is at the beginning of forward and of backward, so `module` sends after its wait, as after
+    compute.
     """
     module.register_forward_pre_hook(lambda _, args: (_Pause.apply(args[0], forward, 0, 0), *args[1:]))
     module.register_forward_hook(lambda _, args, y: _Pause.apply(y, 0, backward, 0))
@@ -38,12 +40,11 @@ def pace(module: nn.Module, forward: float, backward: float) -> nn.Module:
 
 
 class StandIn(nn.Module):
-    """A pipeline stage that only takes time: `forward`, `input` and `weight` seconds for F, I and W;
-
-    B is both of these.
+    """A pipeline stage that only takes time: `forward`, `input` and `weight` seconds for the operations F, I
+    and W. B takes the seconds of I and W together.
     """
 
-    hidden, token_parts = VOCABULARY, 1  # what the last one makes can pass for scores
+    hidden, token_parts = VOCABULARY, 1  # so wide, the last stage's output has the shape of scores
 
     def __init__(self, forward: float, input: float, weight: float):
         super().__init__()

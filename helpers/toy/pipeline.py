@@ -1,4 +1,4 @@
-"""Pipeline parallelism: every rank holds some of the layers, and hands activations on."""
+"""Pipeline parallelism: every rank holds some of the layers, and sends activations to the next rank."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def stage_of(model: ToyTransformer, stage: int, stages: int) -> nn.Sequential:
     if stage == stages - 1:
         part.append(model[-1])
     part.hidden, part.token_parts = model.hidden, model.token_parts
-    # A tied matrix is on two ranks now. Each finds a part of its gradient, so they add them up.
+    # A tied matrix is on two ranks now. Each computes a part of its gradient, so they add up the parts.
     part.shared = model[0].token.weight if model.tied and stages > 1 and stage in (0, stages - 1) else None
     return part
 
 
 def split_depth(model: ToyTransformer, group=None) -> nn.Sequential:
-    """This rank's stage, one for each rank of `group`."""
+    """This rank's stage, when the model is split over the ranks of `group`."""
     return stage_of(model, dist.get_rank(group), dist.get_world_size(group))
 
 
 def pipeline_step(stage: nn.Sequential, tokens, targets, group=None) -> float | None:
-    """`twin_step` with the layers split: activations go down the line, gradients come back up.
+    """`twin_step` with the layers split: activations go to the next rank, gradients to the previous one.
 
     Returns the loss on the last rank, None on the others.
     """
@@ -98,8 +98,9 @@ def run_schedule(
     chunks: stage number -> module. ops: this rank's operations in order, each with a kind (F forward, B
     backward, I the part of backward that finds the input's gradient, W the part that finds the weights'), a
     microbatch and a stage. rank_of[stage]: the rank of `group` that holds it. microbatches, targets: the
-    batch cut into m equal pieces. around(op): a context to run each operation in, such as a clock's. Returns
-    the mean loss on the rank of the last stage, None on the others. Gradients are those of the whole batch.
+    batch cut into m equal pieces. around(op): a context in which each operation runs, to time it for example.
+    Returns the mean loss on the rank of the last stage, None on the others. Gradients are those of the whole
+    batch.
     """
     rank, last, m = dist.get_rank(group), len(rank_of) - 1, len(microbatches)
     kept, here, sending, later, losses = {}, {}, [], {}, []
@@ -112,7 +113,7 @@ def run_schedule(
             sending.append(dist.isend(tensor, group_dst=rank_of[to], group=group, tag=tag))
 
     def fetch(kind: str, i: int, source: int, like) -> torch.Tensor:
-        """What stage `source` made for us: on this rank, or sent by another."""
+        """The tensor that stage `source` made for this stage: on this rank, or received from another."""
         if rank_of[source] == rank:
             return here.pop((kind, i, source))
         buffer = torch.empty_like(like)
@@ -144,7 +145,7 @@ def run_schedule(
             dy = fetch("B", i, stage + 1, y) if stage < last else None
             with around(op), late_weights(None if op.kind == "B" else later.setdefault((i, stage), [])):
                 y.backward(dy)
-                del y  # and with it all that was kept for backward
+                del y  # frees what autograd saved for this backward
             if stage > 0:
                 hand_on("B", i, stage, stage - 1, x.grad)
     for work in sending:
@@ -156,5 +157,5 @@ def run_schedule(
 
 
 def _tag(kind: str, i: int, stage: int, last: int) -> int:
-    """A number of its own for each message, so that none is taken for another."""
+    """A different tag for each message, so that none is received in place of another."""
     return (2 * i + (kind == "B")) * (last + 1) + stage

@@ -1,7 +1,7 @@
-"""Tensor parallelism: every matrix of a block is cut over the ranks; and sequence parallelism, which cuts
-what lies between.
+"""Tensor parallelism cuts every matrix of a block over the ranks. Sequence parallelism cuts the activations
+between the matrices.
 
-The functions come in pairs: what one does forward, the other does backward.
+Each row is a function. The functions come in pairs: the forward of the first is the backward of the second.
 
                       forward                          backward
     copy_to_tp        nothing                          all-reduce            f of Megatron-LM
@@ -49,16 +49,16 @@ class _ReduceFromTP(torch.autograd.Function):
 
 
 def copy_to_tp(x, group=None):
-    """Before a column cut: forward x as it is, of any shape; backward the sum of dx over the ranks of the
-    group. It is f of Megatron-LM (Shoeybi et al. 2019, figure 3), where the code has
-    copy_to_tensor_model_parallel_region.
+    """Before a column cut. Forward: x unchanged, of any shape. Backward: the sum of dx over the ranks of the
+    group. In Megatron-LM it is f (Shoeybi et al. 2019, figure 3), copy_to_tensor_model_parallel_region in the
+    code.
     """
     return _CopyToTP.apply(x, group)
 
 
 def reduce_from_tp(y, group=None):
-    """After a row cut: forward the sum of the partial y over the ranks of the group, of the same shape;
-    backward dy as it is. It is g of Megatron-LM, reduce_from_tensor_model_parallel_region there.
+    """After a row cut. Forward: the sum of the partial y over the ranks of the group, of the same shape.
+    Backward: dy unchanged. In Megatron-LM it is g, reduce_from_tensor_model_parallel_region in the code.
     """
     return _ReduceFromTP.apply(y, group)
 
@@ -89,8 +89,8 @@ def my_tokens(x, group=None):
 
 
 def conjugate(forward, backward):
-    """A function (x, group) -> y for autograd, from what it does forward and what it does backward, both (x,
-    group) -> y.
+    """A function (x, group) -> y for autograd, from a function for its forward and one for its backward, both
+    (x, group) -> y.
     """
 
     class Pair(torch.autograd.Function):
@@ -109,7 +109,7 @@ def conjugate(forward, backward):
 gather_sequence = conjugate(gather_tokens, sum_tokens)  # before a pair: every rank needs all tokens
 scatter_sequence = conjugate(sum_tokens, gather_tokens)  # after a pair: add the partial sums, keep my tokens
 share_sequence = conjugate(my_tokens, gather_tokens)  # where all ranks hold the same x: keep my tokens
-# Where all ranks go on with the same x: fetch all tokens.
+# At the end of sequence parallelism, where all ranks continue with the same x: fetch all tokens.
 whole_sequence = conjugate(gather_tokens, my_tokens)
 
 
@@ -120,10 +120,11 @@ def split_width(model: ToyTransformer, group=None, sequence: bool = False) -> To
     """Keep this rank's columns of q, k, v, up and rows of out, down. The model is changed in place and
     returned.
 
-    A column split makes each rank's output a part of the vector; the row split that follows takes just that
-    part in. So a pair needs one sum, at its end, and that sum's mirror image in backward, at its start.
-    sequence: between the pairs each rank holds its tokens only (s must divide by the ranks); after backward
-    call `sum_norm_gradients`. Raises ValueError if the group's size does not divide heads.
+    With a column cut, each rank's output is a part of the vector, and the row cut that follows needs only
+    that part as input. So a pair of matrices needs one sum over ranks in forward, at its end, and one in
+    backward, at its start. sequence: between the pairs each rank holds only its tokens (s must divide by the
+    ranks); after backward call `sum_norm_gradients`. Raises ValueError if the group's size does not divide
+    heads.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if model.heads % size:
@@ -160,8 +161,8 @@ tensor_parallel_step = twin_step  # every rank sees the whole batch and ends wit
 
 
 def sum_norm_gradients(model: nn.Module, group=None) -> None:
-    """Under sequence parallelism a block's norms see a rank's tokens only: add up their gradients, once a
-    step.
+    """Sum the gradients of a block's norms over the ranks, once a step: under sequence parallelism each rank
+    applies the norms to its own tokens only.
     """
     norms = [
         norm for block in model.modules() if isinstance(block, Block) for norm in (block.norm1, block.norm2)

@@ -1,5 +1,5 @@
-"""Embedding and head cut by their words: each rank looks up and scores its own (Shoeybi et al. 2019,
-section 3). Scores stay where they are, and the loss needs three numbers a token from each rank.
+"""Embedding and head cut by their words: each rank looks up and scores its own words (Shoeybi et al. 2019,
+section 3). The scores are not sent; the loss needs three numbers a token from each rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .tensor import copy_to_tp, reduce_from_tp
 
 
 class OwnWords(nn.Module):
-    """An embedding's rows `first` to `first + len(weight)`. Words of other ranks become zeros, so the sum
+    """Rows `first` to `first + len(weight)` of an embedding. The words of other ranks give zeros, so the sum
     over the ranks is the whole lookup.
     """
 
@@ -46,7 +46,7 @@ def split_vocabulary(model: ToyTransformer, group=None) -> ToyTransformer:
 
 
 def split_loss(scores, targets, group=None):
-    """`loss_of`, where each rank has the scores of its words only. scores (b, s, V/t), targets (b, s)."""
+    """`loss_of`, when each rank has the scores of its words only. scores (b, s, V/t), targets (b, s)."""
     largest = scores.detach().amax(-1)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     exponentials = reduce_from_tp((scores - largest.unsqueeze(-1)).exp().sum(-1), group)

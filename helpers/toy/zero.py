@@ -1,17 +1,17 @@
-"""ZeRO by hand (Rajbhandari et al. 2020): data parallelism that keeps less of everything d times.
+"""ZeRO by hand (Rajbhandari et al. 2020): data parallelism in which not every rank keeps everything.
 
-A *unit* is a module whose parameters are laid end to end, filled up to a multiple of d, and cut into d
-shards. Rank r owns shard r: it alone keeps that part's optimizer state, and updates it.
+A *unit* is a module whose parameters are laid end to end, padded to a multiple of d, and cut into d shards.
+Rank r owns shard r: only rank r keeps that part's optimizer state, and updates that part.
 
               kept whole               kept as a shard              moved, in elements, times (d-1)/d
     Zero1     weights, gradients       optimizer state              N gradients, N weights
     Zero2     weights                  gradients, optimizer state   the same
     Zero3     nothing                  all                          N gradients, 2·N weights
 
-(Gradients are reduce-scattered, weights all-gathered, each N·(d-1)/d by the book.)
+(Gradients are reduce-scattered, weights all-gathered; each of these moves N·(d-1)/d elements.)
 
-In mixed precision (`model.bfloat16()`) weights and gradients have two bytes, and the shard stays float32: it
-is the master copy that the optimizer updates.
+In mixed precision (`model.bfloat16()`) weights and gradients have two bytes, and the shard stays float32: the
+shard is the master copy that the optimizer updates.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Unit:
         return torch.cat([flat, flat.new_zeros(self.shard_size * self.size - self.n)])
 
     def reduce_gradients(self, gradients: list[torch.Tensor]) -> None:
-        """The mean of the ranks' gradients, this rank's shard of it, into shard.grad (added to what is
-        there). gradients: one for each parameter; they travel in their own precision.
+        """Add this rank's shard of the ranks' mean gradient to shard.grad. gradients: one for each parameter;
+        they are sent in their own precision.
         """
         whole = self._fill(parameters_to_vector(gradients))
         mine = whole.new_empty(self.shard_size)
@@ -49,7 +49,7 @@ class Unit:
         self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
 
     def gather_weights(self) -> None:
-        """Every rank's shard, put together, into the parameters; in their precision."""
+        """Gather the shards of all ranks, and copy them into the parameters, in the parameters' precision."""
         mine = self.shard.data.to(self.parameters[0].dtype)
         parts = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(parts, mine, group=self.group)
@@ -59,7 +59,7 @@ class Unit:
 
 
 def trainable(model: nn.Sequential) -> list[list[nn.Parameter]]:
-    """The parameters of each part of the model. Raises ValueError where two parts share one."""
+    """The trainable parameters of each part of the model. Raises ValueError if two parts share one."""
     parts = [[p for p in part.parameters() if p.requires_grad] for part in model]
     if len({id(p) for part in parts for p in part}) < sum(map(len, parts)):
         raise ValueError(
@@ -69,7 +69,7 @@ def trainable(model: nn.Sequential) -> list[list[nn.Parameter]]:
 
 
 class _Zero:
-    """What the three have in common. `model` is an nn.Sequential; each of its parts is a unit.
+    """What the three stages have in common. `model` is an nn.Sequential; each of its parts is a unit.
 
     Call `step()` after backward. Raises ValueError for a model whose parts share parameters.
     """
@@ -89,7 +89,7 @@ class _Zero:
 class Zero1(_Zero):
     """Optimizer state in shards. Gradients are whole until the step.
 
-    precise_sums: they are added up in the shard's precision, in `main_grad` beside each parameter, as
+    precise_sums: add up gradients in the shard's precision, in `main_grad` beside each parameter, as
     Megatron-LM does for half-precision weights (`accumulate_allreduce_grads_in_fp32`).
     """
 
@@ -107,7 +107,7 @@ class Zero1(_Zero):
         p.grad = None
 
     def step(self) -> None:
-        """Mean gradients into shards, update these, gather the weights. Afterwards no gradient is left."""
+        """Reduce gradients into shards, update the shards, gather the weights, drop the gradients."""
         for unit in self.units:
             unit.reduce_gradients([p.main_grad if self.precise_sums else p.grad for p in unit.parameters])
             for p in unit.parameters:
@@ -118,8 +118,8 @@ class Zero1(_Zero):
 
 
 class Zero2(_Zero):
-    """Gradients in shards too: a unit's are reduced as soon as backward has all of them, and the whole ones
-    let go.
+    """Gradients in shards too: a unit's gradients are reduced as soon as backward has computed all of them,
+    and the whole gradients are freed.
     """
 
     def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None):
@@ -146,8 +146,8 @@ class Zero2(_Zero):
 
 
 class Zero3(Zero2):
-    """Weights in shards too: a unit's are gathered before its forward and again before its backward, and let
-    go after.
+    """Weights in shards too: a unit's weights are gathered before its forward and again before its backward,
+    and freed after each.
 
     PyTorch calls this fully sharded data parallelism, FSDP.
     """
@@ -162,18 +162,18 @@ class Zero3(Zero2):
     def _after_forward(self, unit: Unit, y: torch.Tensor) -> None:
         self.empty(unit)
         if y.requires_grad:
-            y.register_hook(lambda dy: self.fill(unit))  # the first thing backward does here
+            y.register_hook(lambda dy: self.fill(unit))  # runs at the start of this unit's backward
 
     def fill(self, unit: Unit) -> None:
-        """Make room for a unit's weights and gather them."""
+        """Allocate memory for a unit's weights and gather them."""
         for p in unit.parameters:
             p.untyped_storage().resize_(p.numel() * p.element_size())
         unit.gather_weights()
 
     def empty(self, unit: Unit) -> None:
-        """Free the memory behind the weights.
+        """Free the memory of the weights.
 
-        What autograd has saved of them is the same memory, and comes back with them.
+        Tensors that autograd saved share this memory: `fill` makes them valid again.
         """
         for p in unit.parameters:
             p.untyped_storage().resize_(0)
@@ -183,6 +183,6 @@ class Zero3(Zero2):
         self.empty(unit)
 
     def step(self) -> None:
-        """Update the shards. Nothing is gathered: the next forward does it."""
+        """Update the shards. The next forward gathers the new weights."""
         self.optimizer.step()
         self.optimizer.zero_grad()
