@@ -1,4 +1,4 @@
-"""What takes how long, and which is better: losses, waterfalls, scaling, plans."""
+"""Pictures that compare: losses, the parts of a step's time, scaling, layouts."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def loss_curves(panels: dict[str, dict[str, Sequence[float]]], title: str) -> Pi
 
 @styled
 def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str = "observed") -> Picture:
-    """Bars that add up, one panel for each name: the first part is what would be ideal, each other part comes
-    on top, and the last bar, called `last`, is the sum.
+    """Bars that add up, one panel for each name: the first part is the ideal, each other part is added to it,
+    and the last bar, called `last`, is the sum.
 
     panels: name -> {part: seconds}. Parts of less than a percent are summed up as SMALL.
     """
@@ -77,7 +77,7 @@ def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str =
 
 
 def name_rows(ax, names: list[str]) -> None:
-    """Bars from above to below, each with its name."""
+    """Name the horizontal bars, from top to bottom."""
     ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
     ax.tick_params(axis="y", length=0)
 
@@ -86,8 +86,8 @@ def name_rows(ax, names: list[str]) -> None:
 def scaling(
     lines: dict[str, Sequence[tuple[float, float]]], title: str, ylabel: str, xlabel: str = "GPUs"
 ) -> Picture:
-    """A line for each name, of points (x, y). The x axis is logarithmic. Of GPUs and what each of them does a
-    level line is perfect; where it falls, each added GPU loses.
+    """A line for each name, of points (x, y). The x axis is logarithmic. If x is a number of GPUs and y the
+    throughput of one GPU, a level line is perfect scaling; where a line falls, each added GPU loses.
     """
     figure, ((ax,),) = row_of_panels(1, 7.6, 3.0)
     words = []
@@ -123,7 +123,7 @@ def decision_tree() -> Picture:
         weight, colour = ("bold", "#CFE6F5") if name[0] == "a" else ("normal", "#F2F2F2")
         box = dict(boxstyle="round,pad=0.45", facecolor=colour, edgecolor=INK)
         boxed[name] = ax.text(x, y, text, ha="center", va="center", fontsize=11, fontweight=weight, bbox=box)
-    figure.canvas.draw()  # a box has no size before
+    figure.canvas.draw()  # a box has no size before it is drawn
     for a, b, word in (("q1", "a1", "yes"), ("q1", "q2", "no"), ("q2", "a2", "yes"), ("q2", "a3", "no")):
         (x0, y0, _), (x1, y1, _) = boxes[a], boxes[b]
         ends = {"patchA": boxed[a].get_bbox_patch(), "patchB": boxed[b].get_bbox_patch()}
@@ -145,7 +145,7 @@ def decision_tree() -> Picture:
 
 @styled
 def ranking(plan, rows: int = 8) -> Picture:
-    """The best layouts of a plan, each as a bar of where its time goes, and up to where they tie."""
+    """The best layouts of a plan: each is a bar of the parts of its step, with a line where the tie ends."""
     job, best = plan.job, plan.by_axes[:rows]
     estimates = [plan.estimate(row) for row in best]
     names = [str(row.axes) for row in best]
@@ -172,8 +172,8 @@ def ranking(plan, rows: int = 8) -> Picture:
         ax.barh(there, sizes[there], 0.68, left=base[there], label=name, **look)
         base += sizes
     for y, (row, total) in enumerate(zip(best, base)):
-        said = f" {total:.2f} s · {row.memory / 1e9:.0f} GB"
-        ax.text(total, y, said, va="center", fontsize=9, bbox=dict(facecolor=PAPER, lw=0, pad=0))
+        label = f" {total:.2f} s · {row.memory / 1e9:.0f} GB"
+        ax.text(total, y, label, va="center", fontsize=9, bbox=dict(facecolor=PAPER, lw=0, pad=0))
     name_rows(ax, names)
     tie = (1 + plan.sure.apart) * base[0]
     ax.axvline(tie, color=INK, ls="--", lw=1)
@@ -193,7 +193,7 @@ def ranking(plan, rows: int = 8) -> Picture:
     return Picture(figure, f"The best layouts, fastest first: {'; '.join(words)}. {tied}")
 
 
-# Terms of a step, as `ranking` colours them; who waits, in a bubble, is drawn empty.
+# Terms of a step, in the colours of `ranking`; the bubble, in which ranks wait, is empty.
 TERMS = {
     "compute": ("#B5B5B5", ""),
     "TP": ("#E69F00", HATCH),
@@ -213,9 +213,9 @@ def layouts(
 ) -> Picture:
     """Bars of seconds beside bars of bytes, a row for each layout: those that fit first, fastest first.
 
-    rows: name -> (seconds by term of TERMS, bytes on the fullest GPU). marks: name -> (seconds, bytes) by
-    another model, drawn as a line across the bar. card: bytes of a GPU; room: of them what a layout may take.
-    whose: what the bars are, and what the marks.
+    rows: name -> (seconds by term of TERMS, bytes on the fullest GPU). marks: name -> (seconds, bytes) of
+    another estimate, drawn as a line across the bar. card: bytes of a GPU; room: the bytes of it that a
+    layout may use. whose: the names of the estimates behind the bars and behind the marks.
     """
     seconds = {name: sum(parts.values()) for name, (parts, _) in rows.items()}
     rank = lambda name: (rows[name][1] > card, seconds[name])
@@ -237,13 +237,13 @@ def layouts(
         does = "does not fit" if out else "tight" if size > room else ""
         bold = {"fontweight": "bold"} if name == best else {"color": "#6a6a6a"} if out else {}
         paper = dict(facecolor=PAPER, lw=0, pad=1)
-        said = f"{seconds[name]:.1f} s" + f", {does}" * bool(does)
-        left.text(base + 0.014 * longest, y, said, va="center", fontsize=10, bbox=paper, **bold)
+        label = f"{seconds[name]:.1f} s" + f", {does}" * bool(does)
+        left.text(base + 0.014 * longest, y, label, va="center", fontsize=10, bbox=paper, **bold)
         colour = "#D55E00" if out else "#E69F00" if size > room else "#777777"
         right.barh(y, size / 1e9, 0.66, color=colour, edgecolor=PAPER)
         end = max(size, marks.get(name, (0, 0))[1]) / 1e9 + 0.02 * held
         right.text(end, y, f"{size / 1e9:.0f}", va="center", fontsize=10, bbox=paper, **bold)
-        words.append(f"{name}: {said}, {size / 1e9:.0f} GB")
+        words.append(f"{name}: {label}, {size / 1e9:.0f} GB")
         for ax, mark in zip((left, right), marks.get(name, ())):
             at = mark if ax is left else mark / 1e9
             ax.plot([at, at], [y - 0.44, y + 0.44], color=INK, lw=2, solid_capstyle="butt")

@@ -1,4 +1,4 @@
-"""What is cut, and who gets which part."""
+"""What each axis cuts, and which rank gets which part."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ def cuts(n: int = 4) -> Picture:
 
 
 def cube(ax, cut: int, n: int) -> None:
-    """Three visible faces of a cube, seen from above left; `cut` is 0 for batch, 1 for width, 2 for depth."""
+    """Three visible faces of a cube, from above left; `cut` is 0 for batch, 1 for width, 2 for depth."""
     # Unit vectors on paper: width runs right, depth runs up, batch runs back.
     batch, width, depth = np.array([0.5, 0.32]), np.array([1.0, 0.0]), np.array([0.0, 1.0])
     unit = (batch, width, depth)
 
     def face(origin, a, b, shade):
-        """The parallelogram origin, a, b, in strips where the cut crosses it, of one colour where it does
-        not.
-        """
+        """Draw the parallelogram origin, a, b: in strips if the cut crosses it, otherwise in one colour."""
         slices = n if cut in (a, b) else 1
         for i in range(slices):
             lo, hi = i / slices, (i + 1) / slices
@@ -67,7 +65,7 @@ def cube(ax, cut: int, n: int) -> None:
 
 @styled
 def matrix_cuts(n: int = 4) -> Picture:
-    """x · matrix = y, cut by columns, then by rows: what each rank holds of the matrix, and what it gets."""
+    """x · matrix = y, cut by columns, then by rows: each rank's part of the matrix, and of the result."""
     figure, axes = row_of_panels(2, 9.6, 2.1)
     for ax, by, title in zip(
         axes[0],
@@ -101,7 +99,7 @@ def matrix_cuts(n: int = 4) -> Picture:
 
 
 def _matrix(ax, at: float, width: float, height: float, n: int, by: str | None, plain: dict) -> None:
-    """A rectangle, in coloured strips with their rank's number where it is cut."""
+    """A rectangle; if it is cut, in coloured strips, each with its rank's number."""
     if by is None:
         box(ax, at, 0, width, height, **plain)
         return

@@ -1,6 +1,5 @@
-"""Explorers: move a slider, and see what the theory says. Without a kernel the picture of the first setting
-stays.
-
+"""Explorers: move a slider, and see what the theory predicts. Without a kernel, the picture of the first
+setting is displayed.
 `orders()` and `schedules()` for pipelines, `memory()` for what fits, `plans()` for what is fastest. Every
 explorer is an `Explorer`: named controls, and a function from their values to a picture.
 """
@@ -18,17 +17,17 @@ from ..live import live
 from . import gantt, memory_by_stage, ranking
 from .picture import Picture
 
-UNTIL = "until unit"  # how far a picture that grows has grown
+UNTIL = "until unit"  # label of the control that ends a growing picture
 
 
 class Explorer:
-    """Controls over a picture. draw(**values) gives a `Picture`, or raises ValueError, whose sentence is then
-    shown.
+    """Controls over a picture. draw(**values) returns a `Picture`, or raises ValueError, whose message is
+    then displayed.
 
-    controls: name -> (label, possible values, first value). `set(**values)` moves them; `picture` is what
-    they show, and `refusal` why the last setting could not be drawn. ends: for a picture that grows,
-    ends(**values) is its last unit. It gets one control more, `until`, from 1 to the last unit, which begins
-    at the last, and a button that plays it from 1 on.
+    controls: name -> (label, possible values, first value). `set(**values)` moves them; `picture` is the
+    picture of their values, and `refusal` the reason why the last setting could not be drawn. ends: for a
+    picture that grows, ends(**values) is its last unit. Such an explorer has one more control, `until`, from
+    1 to the last unit, set to the last unit at first, and a button that plays from 1 on.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class Explorer:
         self._widgets: dict = {}
 
     def _end(self) -> int:
-        """The last unit, under the other controls."""
+        """The last unit for the values of the other controls."""
         return self.ends(**{name: self.values[name] for name in self.controls}) if self.ends else 0
 
     def _possible(self, name: str) -> list:
@@ -66,7 +65,7 @@ class Explorer:
         try:
             self.picture, self.refusal = self.draw(**self.values), ""
         except ValueError as e:
-            self.refusal = str(e)  # the last picture stays, with the reason why this one cannot be
+            self.refusal = str(e)  # the last picture stays, with the reason why this one cannot be drawn
 
     def __repr__(self) -> str:
         labels = {name: label for name, (label, *_) in self.controls.items()} | {"until": UNTIL}
@@ -93,7 +92,7 @@ class Explorer:
             span = {"min": 1, "max": self._end(), "value": self.values["until"]}
             self._widgets["until"] = widgets.IntSlider(description=UNTIL + "\u2002", **span)
             playing = [self._widgets["until"], widgets.Play(interval=500, **span)]
-            # In the page the button's value goes to the slider, at the start too: so both have one.
+            # The page links button and slider, and copies the button's value first: both start with `span`.
             widgets.jslink((playing[1], "value"), (playing[0], "value"))
 
         def moved(name: str, value) -> None:
@@ -102,7 +101,7 @@ class Explorer:
             self.set(**{name: value})
             image.value, words.value = self.picture.png(), f"<b>{escape(self.refusal)}</b>"
             image.layout.display = "none" if self.refusal else None  # no old picture beside a refusal
-            for one in playing if name != "until" else ():  # the end is elsewhere now
+            for one in playing if name != "until" else ():  # another setting has another last unit
                 one.max, one.value = self._end(), self.values["until"]
 
         for name, control in self._widgets.items():
@@ -116,7 +115,7 @@ class Explorer:
 
 
 class _Until:
-    """The beginning of a simulated timeline, on the axis of the whole."""
+    """The beginning of a simulated timeline, drawn on the time axis of the whole."""
 
     def __init__(self, whole: simulation.Timeline, until: float):
         self.unit, self.level_unit, self.makespan = whole.unit, whole.level_unit, whole.makespan
@@ -128,17 +127,17 @@ class _Until:
         self.levels = [[level for level in row if level[0] < until] for row in whole.levels]
 
     def peak(self, rank: int) -> int:
-        """The most that the rank has held so far."""
+        """The most that the rank has held up to this unit."""
         return max((held for _, held in self.levels[rank]), default=0)
 
 
 def _orders(p: int, m: int) -> list[simulation.Timeline]:
-    """GPipe and 1F1B on paper. Forward takes 1 unit, backward 2."""
+    """Timelines of GPipe and 1F1B by theory. Forward takes 1 unit, backward 2."""
     return [simulation.paper(SCHEDULES[name].make(p, m, 1)) for name in ("GPipe", "1F1B")]
 
 
 def draw_orders(p: int, m: int, until: int) -> Picture:
-    """GPipe over 1F1B on one axis, as far as that unit. What an order takes is said when it is over."""
+    """GPipe over 1F1B on one axis, up to the unit `until`. A title has the length once it has ended."""
     panels = {
         line.schedule.name + f": {line.makespan:.0f} units" * (until >= line.makespan): _Until(line, until)
         for line in _orders(p, m)
@@ -156,7 +155,7 @@ def orders(p: int = 4, m: int = 8) -> Explorer:
 
 
 def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:
-    """A schedule on paper, forward 1 and backward 2 units; a stage in v chunks takes 1/v of that for each.
+    """A schedule by theory: forward takes 1 unit, backward 2. With v chunks, each chunk takes 1/v of that.
 
     Raises ValueError.
     """
@@ -165,7 +164,7 @@ def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:
 
 
 def schedule_title(timeline: simulation.Timeline) -> str:
-    """What a simulated schedule takes and holds, in a line."""
+    """The length and memory of a simulated schedule, in a line."""
     made = timeline.schedule
     return (
         f"{made.name}, p = {made.p}, m = {made.m}"
@@ -197,7 +196,7 @@ def draw_memory(model: str, d: int, t: int, p: int, b: int, zero: int, recompute
 def stages_of(
     model: str, d: int, t: int, p: int, b: int, zero: int, recompute: str
 ) -> tuple[Layout, list[dict[str, float]], float]:
-    """(layout, bytes by kind on a GPU of each stage, bytes that an H100 holds), with 64 sequences for each
+    """(layout, bytes by kind on a GPU of each stage, bytes of an H100's memory), with 64 sequences for each
     pipeline in a step and the model's usual length. Raises ValueError.
     """
     job = Job(find_model(model), global_batch=64 * d, seq_len=8192 if "llama-3" in model else 4096)
@@ -206,7 +205,7 @@ def stages_of(
 
 
 def memory(model: str = "llama-3-70b") -> Explorer:
-    """Choose a layout: stacked bars for each pipeline stage, and what an H100 holds."""
+    """Choose a layout: stacked bars for each pipeline stage, and the memory of an H100."""
     return Explorer(
         draw_memory,
         {
@@ -224,12 +223,12 @@ def memory(model: str = "llama-3-70b") -> Explorer:
 def draw_plan(model: str, gpus: int, batch: int, cluster: str) -> Picture:
     """The best layouts by theory, for sequences of 4096 tokens. Raises ValueError where nothing fits."""
     planned = plan(Job(find_model(model), CLUSTERS[cluster], batch, 4096), gpus=gpus)
-    planned.best  # says in words that nothing fits
+    planned.best  # raises ValueError, with the reason, if nothing fits
     return ranking(planned, rows=4)
 
 
 def plans(model: str = "llama-2-13b", gpus: int = 32) -> Explorer:
-    """Choose a model and a cluster: the best (DP, TP, PP), and where their time goes."""
+    """Choose a model and a cluster: the best (DP, TP, PP), and the parts of their steps."""
     return Explorer(
         draw_plan,
         {

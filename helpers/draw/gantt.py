@@ -1,4 +1,4 @@
-"""The picture of who did what when: a row for each rank, its memory underneath, and predicted over
+"""The picture of what each rank did when: a row for each rank, its memory underneath, and predicted above
 measured.
 """
 
@@ -18,7 +18,7 @@ from three_axes.table import human
 from .picture import FAINT, HATCH, INK, PAPER, Picture, rank_colour, styled
 
 WIDTH = 9.6  # inches
-# How full a rank's colour is, and how high the box.
+# How opaque a rank's colour is, and how high the box.
 LOOKS = {
     "F": (0.35, 0.74),
     "B": (1.0, 0.74),
@@ -39,7 +39,7 @@ WORDS = {
     "gather": "striped: weights arrive",
     "reduce": "dotted: gradients leave",
 }
-LANES = {"gather": "/////", "reduce": "....."}  # of streams: drawn under what a rank computes meanwhile
+LANES = {"gather": "/////", "reduce": "....."}  # streams: drawn under the compute of the same time
 
 
 @styled
@@ -49,11 +49,12 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
 
     panels: one timeline, or name -> timeline. memory: whether to draw what each rank holds under its row, the
     peak marked; by default where it is known. critical: mark a simulated timeline's critical path. Timelines
-    in the same unit get the same scale, of time and of memory. What has a lane in `LANES` is drawn in one.
+    in the same unit have the same scale, of time and of memory. Operations in `LANES` have a lane of their
+    own.
     """
     panels = panels if isinstance(panels, Mapping) else {"": panels}
     strips = {name: any(map(len, t.levels)) if memory is None else memory for name, t in panels.items()}
-    # Two panels are to fit a laptop's screen: of eight ranks, or of four with what they hold.
+    # Two panels should fit a laptop's screen: panels of eight ranks, or of four ranks with their memory.
     many = sum(len(t.rows) for t in panels.values())
     plain, with_strip = 0.42 if many <= 12 else 0.26, 0.62 if many <= 6 else 0.42
     rows = [
@@ -61,11 +62,11 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
         for name, t in panels.items()
     ]
     units = [t.unit for t in panels.values()]
-    # Inches under a panel, for its axis: of neighbours with one unit, the last one alone names it.
+    # Inches under a panel, for its axis. Of neighbouring panels with one unit, only the last names it.
     under = [0.35 if unit == after else 0.52 for unit, after in zip(units, [*units[1:], ""])]
     over, foot = 0.36, 0.26  # for a panel's title, and for the legend
     height = sum(rows) + sum(under) + over * len(rows) + foot
-    with mpl.rc_context({"figure.constrained_layout.use": False}):  # the places are known
+    with mpl.rc_context({"figure.constrained_layout.use": False}):  # all places are computed here
         figure = mpl.figure.Figure(figsize=(WIDTH, height))
     drawn = [s for t in panels.values() for row in [*t.rows, *_lanes(t)] for s in row]
     kinds = [k for k in WORDS if any(k in (s[0], "later" if _later(s[1]) else "") for s in drawn)]
@@ -101,7 +102,7 @@ def _path(t) -> set[tuple[int, float]]:
 
 
 def _tops(t) -> list[float]:
-    """The most that each rank held."""
+    """The largest amount that each rank held."""
     return [max((size for _, size in steps), default=0) for steps in t.levels]
 
 
@@ -139,7 +140,7 @@ def panel(ax, t, strip: bool, longest: float, most: float, path: set) -> None:
         for kind, hatch in LANES.items() if lanes else ():
             mine = [s for s in lanes[rank] if s.kind == kind]
             boxes(mine, y + 0.42, 0.2, facecolor=PAPER, edgecolor=rank_colour(rank), hatch=hatch)
-    if names:  # as shapes, all in one: a hundred texts take a tenth of a second more
+    if names:  # all names as one collection of shapes: a hundred texts would take 0.1 s more
         texts, x, ys, colours = zip(*names)
         points = Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans
         where = dict(offsets=list(zip(x, ys)), offset_transform=ax.transData, transform=points, zorder=4)
@@ -155,7 +156,7 @@ def panel(ax, t, strip: bool, longest: float, most: float, path: set) -> None:
         if t.unit == "s"
         else t.unit,
     )
-    if t.unit != "s":  # what is counted in units ends at a number that is written
+    if t.unit != "s":  # for a time in units, write the number at the end
         ticks = [at for at in ax.get_xticks() if 0 <= at <= 0.96 * longest] + [longest]
         ax.set_xticks(ticks, [f"{at:g}" for at in ticks])
     ax.tick_params(axis="y", length=0)
@@ -168,7 +169,7 @@ def _later(label: str) -> bool:
 
 
 def _waits(row, least: float) -> list[tuple[float, float]]:
-    """Where a rank waits; waits that touch are one, and slivers shorter than `least` none."""
+    """When a rank waits: neighbouring waits are joined, and waits shorter than `least` are left out."""
     joined: list[list[float]] = []
     for kind, _, start, end in row:
         if kind == "wait":
@@ -180,7 +181,7 @@ def _waits(row, least: float) -> list[tuple[float, float]]:
 
 
 def _uncovered(start: float, end: float, waits) -> list[tuple[float, float]]:
-    """The pieces of an operation that no wait covers."""
+    """The pieces of an operation outside all waits."""
     pieces, at = [], start
     for begin, until in waits:
         if begin < end and until > start:
@@ -190,15 +191,15 @@ def _uncovered(start: float, end: float, waits) -> list[tuple[float, float]]:
 
 
 def _naming(t, longest: float):
-    """naming(kind, label, length): an operation's name where it fits, else nothing.
+    """naming(kind, label, length): the name to write into an operation, or "" if it does not fit.
 
-    On paper all operations of a kind are named alike: whole, by their number, by their letter, or not at all.
-    Measured ones are named where there is room.
+    In a simulated timeline all operations of a kind are named in the same way: with the whole name, the
+    number, the letter, or not at all. In a measured one, each operation that has room is named.
     """
     fits = lambda text, length: not text or _wide(text) + 3 <= length / longest * 0.84 * WIDTH * 72  # points
 
     def number(kind: str, label: str) -> str:
-        return label[:-1] if _later(label) else label  # the line under it says the same
+        return label[:-1] if _later(label) else label  # the line under it marks the later chunk
 
     def letter(kind: str, label: str) -> str:
         return kind if len(kind) == 1 else ""
@@ -218,7 +219,7 @@ def _naming(t, longest: float):
 
 
 def _on(colour) -> str:
-    """Ink or paper, whichever can be read on a colour."""
+    """Ink or paper, whichever contrasts with a colour."""
     red, green, blue = colour
     return PAPER if 0.3 * red + 0.59 * green + 0.11 * blue < 0.4 else INK
 
@@ -240,7 +241,7 @@ def _strip(ax, t, rank: int, top: float, height: float, scale: float, most: floa
     """What the rank holds, as steps that grow upwards from the strip's floor."""
     floor, tall = top + height - 0.06, height - 0.12
     steps = t.levels[rank]
-    ends = scale * min(longest, getattr(t, "until", longest))  # a timeline that is still growing is cut here
+    ends = scale * min(longest, getattr(t, "until", longest))  # a growing timeline ends at `until`
     times = [scale * at for at, _ in steps] + [ends]
     heights = [floor - tall * size / most for _, size in steps]
     ax.fill_between(
@@ -255,7 +256,7 @@ def _strip(ax, t, rank: int, top: float, height: float, scale: float, most: floa
 
 
 def _amount(t, held: float) -> str:
-    """Bytes, or the microbatches that so many chunks are."""
+    """Bytes, or the number of microbatches that so many chunks make up."""
     return human(held) if t.level_unit == "B" else f"{held / t.schedule.v:.3g}"
 
 
@@ -265,5 +266,5 @@ def _words(name: str, t, strip: bool) -> str:
         for r, row in enumerate(t.rows)
     )
     held = f" Peaks: {', '.join(_amount(t, t.peak(r)) for r in range(len(t.rows)))}." if strip else ""
-    # Measured times and bytes are left out: the words are compared from run to run.
+    # Without measured times and bytes: tests compare the words of two runs.
     return (f"{name}: " if name else "") + rows + "." + held

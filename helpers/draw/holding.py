@@ -36,9 +36,7 @@ def _stack(ax, columns: list[dict[str, float]], looks: dict[str, tuple[str, str]
 
 @styled
 def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: str) -> Picture:
-    """Stacked bars: what one GPU of each pipeline stage holds, bytes by kind, and the device's capacity as a
-    line.
-    """
+    """Stacked bars: the bytes by kind on one GPU of each pipeline stage. A line is the device's capacity."""
     figure, ((ax,),) = row_of_panels(1, 9.6, 3.1)
     fix(figure, left=0.6, right=2.9, top=0.35, bottom=0.35)
     columns = [{kind: size / 1e9 for kind, size in stage.items()} for stage in stages]
@@ -62,10 +60,10 @@ def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: 
 
 @styled
 def states(held: dict[str, Sequence[dict[str, int]]]) -> Picture:
-    """A panel for each way to train: of each part of the states, what each rank holds.
+    """A panel for each way to train: for each part of the states, what each rank holds.
 
-    held: name -> each rank's bytes by part, measured; the first name holds all of every part. A part is a
-    box, as high as its bytes. A rank that holds the d-th of it fills that piece of the box that is its own.
+    held: name -> each rank's bytes by part, measured; ranks under the first name hold all of every part. A
+    part is a box, as high as its bytes. A rank that holds 1/d of the part fills its own piece of the box.
     """
     figure, axes = row_of_panels(len(held), 9.6, 3.6)
     whole, words = next(iter(held.values()))[0], []
@@ -95,8 +93,8 @@ def states(held: dict[str, Sequence[dict[str, int]]]) -> Picture:
 
 @styled
 def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> Picture:
-    """A panel for each run: the ranks' peaks in every step, those that go their own way by name, and the
-    budget as a line. The last step failed.
+    """A panel for each run: the ranks' peaks in every step, with the names of ranks that differ from the
+    others, and the budget as a line. The last step failed.
     """
     figure, axes = row_of_panels(len(runs), 2.9 * len(runs), 2.7)
     room, parts = budget / 1e6, []
@@ -127,8 +125,8 @@ def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> 
 
 @styled
 def segments(listed: Sequence[dict], title: str) -> Picture:
-    """What an allocator asked of the device, in order of addresses: each segment between two strokes, tensors
-    filled, free blocks empty. `listed`: as in PyTorch's memory snapshot.
+    """The segments that an allocator took from the device, in order of addresses: each between two strokes,
+    tensors filled, free blocks empty. `listed`: as in PyTorch's memory snapshot.
     """
     figure, ((ax,),) = row_of_panels(1, 9.0, 1.5)
     fix(figure, left=0.3, right=0.3, top=0.35, bottom=0.55)

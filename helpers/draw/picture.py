@@ -1,8 +1,8 @@
-"""What a picture is: a figure with words, in one colour language through all fourteen drops.
+"""A picture is a figure with words, in the colours of all fourteen drops.
 
-A rank has its colour and its number wherever it appears. Forward is light, backward dark,
-communication hatched, idle time empty. The eight colours are Okabe and Ito's, told apart
-with any colour vision; every coloured thing also carries its name.
+A rank has its colour and its number wherever it appears. Forward is light, backward dark, communication
+hatched, idle time empty. The eight colours are those of Okabe and Ito, which differ for every kind of colour
+vision; each coloured thing also has its name in the picture.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STYLE = {
     "figure.dpi": 110,
     "figure.facecolor": PAPER,
     "figure.constrained_layout.use": True,
-    # Paper around all that is drawn: on a dark page nothing stands at its edge.
+    # A margin of paper around the drawing: on a dark page nothing lies at its edge.
     "figure.constrained_layout.w_pad": 0.1,
     "figure.constrained_layout.h_pad": 0.1,
     "font.size": 11,
@@ -40,16 +40,16 @@ STYLE = {
 
 
 def rank_colour(rank: int) -> str:
-    """'#0072B2' for rank 0. After eight the colours begin again."""
+    """'#0072B2' for rank 0. From rank 8 on the colours repeat."""
     return RANKS[rank % len(RANKS)]
 
 
 class Picture:
-    """A figure with words for those who cannot see it. A notebook shows both; `figure` is matplotlib's."""
+    """A figure, with words for readers who cannot see it. Notebooks display both; `figure` is matplotlib's."""
 
     def __init__(self, figure: plt.Figure, alt: str):
         self.figure, self.alt = figure, alt
-        plt.close(figure)  # (where pyplot knows it) shown once, by us, not again by the inline backend
+        plt.close(figure)  # if pyplot knows the figure, the inline backend would display it again
 
     def __repr__(self) -> str:
         return f"[picture: {self.alt}]"
@@ -57,14 +57,14 @@ class Picture:
     def png(self) -> bytes:
         """The bytes of a PNG file, in the figure's own dots per inch."""
         out = BytesIO()
-        # The figure has its layout by now.
+        # The figure's layout is computed by now.
         with mpl.rc_context({**STYLE, "figure.constrained_layout.use": False}):
-            # savefig would draw it twice.
+            # savefig would draw the figure twice.
             FigureCanvasAgg(self.figure).print_png(out, pil_kwargs={"compress_level": 1})
         return out.getvalue()
 
     def html(self) -> str:
-        """For inside another text."""
+        """The picture as HTML, to be put into another text."""
         return f'<img alt="{escape(self.alt)}" src="data:image/png;base64,{b64encode(self.png()).decode()}">'
 
     def _repr_mimebundle_(self, **_):
@@ -76,7 +76,7 @@ class Picture:
 
 
 def styled(picture):
-    """Have a function draw in our style, whatever the notebook has set."""
+    """Make a function draw in the course's style, whatever style the notebook has set."""
 
     @functools.wraps(picture)
     def drawn(*args, **kwargs):
@@ -87,8 +87,8 @@ def styled(picture):
 
 
 def fix(figure, left: float, right: float, top: float, bottom: float) -> None:
-    """Margins in inches, for pictures that are redrawn under a slider: finding them out takes as long as
-    drawing.
+    """Set margins in inches, for pictures that are redrawn at each move of a slider: computing the margins
+    takes as long as drawing.
     """
     width, height = figure.get_size_inches()
     figure.set_layout_engine("none")
@@ -98,17 +98,17 @@ def fix(figure, left: float, right: float, top: float, bottom: float) -> None:
 
 
 def box(ax, x: float, y: float, width: float, height: float, **look) -> None:
-    """A rectangle from (x, y) on, in the axes' data units. look: for plt.Rectangle."""
+    """A rectangle with its corner at (x, y), in the axes' data units. look: for plt.Rectangle."""
     ax.add_patch(plt.Rectangle((x, y), width, height, **look))
 
 
 def write_rank(ax, x: float, y: float, rank: int, size: float, outline: float = 2, **how) -> None:
-    """A rank's number, as it can be read on every rank's colour: paper, with an outline of ink."""
+    """A rank's number, readable on every rank's colour: paper, with an outline of ink."""
     how = {"ha": "center", "va": "center", "fontweight": "bold", "color": PAPER} | how
     edge = [withStroke(linewidth=outline, foreground=INK)]
     ax.text(x, y, str(rank), fontsize=size, path_effects=edge, **how)
 
 
 def row_of_panels(columns: int, width: float, height: float):
-    """(figure, axes): a row of panels, inches in all."""
+    """(figure, axes): a row of n panels, so many inches in all."""
     return plt.subplots(1, columns, figsize=(width, height), squeeze=False)

@@ -1,4 +1,4 @@
-"""Who sends what to whom, and who stopped where."""
+"""Pictures of what each rank sends to which, and of where each rank stopped."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ HOW_FAR = (
 
 
 def sent_between(traffic: Traffic) -> dict[tuple[int, int], float]:
-    """(from, to) -> measured bytes; {} where nothing was sent, or the system does not count.
+    """(from, to) -> measured bytes; {} if nothing was sent, or the system does not count.
 
-    To some ranks a rank sends headers and acknowledgements alone. These pairs are left out, and their bytes
-    are shared out over the rank's other pairs: a rank's arrows sum to what a table has as "on the wire".
+    To some ranks a rank sends only headers and acknowledgements. These pairs are left out, and their bytes
+    are distributed over the rank's other pairs, so that a rank's arrows sum to "on the wire" in its table.
     """
     matrix = traffic.matrix or []
     least = 0.01 * max((size for row in matrix for size in row), default=0)
@@ -67,8 +67,8 @@ def who_to_whom(named: dict[str, Traffic]) -> Picture:
 
 @styled
 def ring(n: int = 4) -> Picture:
-    """The ring all-reduce, step by step: how many ranks' numbers each chunk holds the sum of."""
-    frames = [np.ones((n, n), int)]  # of each step, [rank, chunk]
+    """The ring all-reduce, step by step: of how many ranks each chunk holds the sum."""
+    frames = [np.ones((n, n), int)]  # after each step, [rank, chunk]
     for step in range(2 * (n - 1)):
         held, after = frames[-1], frames[-1].copy()
         for rank in range(n):
@@ -113,8 +113,8 @@ def ring(n: int = 4) -> Picture:
 
 @styled
 def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
-    """Ranks on nodes, and the groups along each axis: a panel for each, outermost axis last. A group has
-    the colour of its first rank; one that leaves its node is dashed."""
+    """Ranks on nodes, and the groups along each axis: a panel for each, outermost axis last. A group has the
+    colour of its first rank; a group that crosses nodes is dashed."""
     n, node = math.prod(sizes.values()), gpus_per_node
     nodes, wide = -(-n // node), max(1, round(node**0.5))
     spot = lambda r: ((r // node) * (wide + 0.7) + r % node % wide, -(r % node // wide))
@@ -154,10 +154,10 @@ def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
 
 @styled
 def waiting(error) -> Picture:
-    """Who waits for whom. error: a RankError of the kind 'deadlock'.
+    """Which rank waits for which. error: a RankError of the kind 'deadlock'.
 
-    Thick arrows are the smallest set of ranks that can never go on; for dashed ones that follows. A rank that
-    has finished is empty.
+    Thick arrows connect the smallest set of ranks that can never continue; dashed arrows are waits that
+    follow from it. A rank that has finished is empty.
     """
     proof, n = error.deadlock, len(error.seen)
     spot = lambda r: (math.sin(2 * math.pi * r / n), math.cos(2 * math.pi * r / n))
@@ -186,7 +186,7 @@ def waiting(error) -> Picture:
 
 @styled
 def reached(runs: list) -> Picture:
-    """A panel for each run: a bar for each rank, as long as it came in the group of all ranks."""
+    """A panel for each run: a bar for each rank, up to its last sequence number in the group of all ranks."""
     rows = -(-len(runs) // 2)
     figure, axes = plt.subplots(rows, 2, figsize=(9.6, 1.22 * rows + 0.1), squeeze=False)
     words = [_reached(ax, run) for ax, run in zip(axes.flat, runs)]
@@ -199,17 +199,17 @@ def reached(runs: list) -> Picture:
 def _reached(ax, run) -> str:
     numbers = run.last_numbers
     top = max(numbers.values())
-    told = []
+    parts = []
     for rank, number in numbers.items():
         ax.barh(rank, number - run.is_open(rank), height=0.66, color=rank_colour(rank), alpha=0.45)
         if run.is_open(rank):
             look = {"color": "none", "hatch": HATCH, "edgecolor": rank_colour(rank)}
             ax.barh(rank, 1, left=number - 1, height=0.66, **look)
         ax.text(number + 0.12, rank, run.doing(rank), va="center", fontsize=8.5, color=INK)
-        told.append(f"rank {rank} {number}, {run.doing(rank)}")
+        parts.append(f"rank {rank} {number}, {run.doing(rank)}")
     for rank in run.dead:
         ax.text(0.12, rank, "died, and left no record", va="center", fontsize=8.5, color=INK)
-        told.append(f"rank {rank} died")
+        parts.append(f"rank {rank} died")
     ranks = range(len(run.seen))
     ax.set_yticks(ranks, [f"rank {r}" for r in ranks], fontsize=9)
     ax.set_ylim(len(ranks) - 0.4, -0.6)
@@ -217,4 +217,4 @@ def _reached(ax, run) -> str:
     ax.set_xticks(range(1, top + 1))
     ax.tick_params(axis="x", labelsize=9)
     ax.set_title(f"run {run.number}", fontsize=10.5)
-    return f"run {run.number}: {'; '.join(told)}."
+    return f"run {run.number}: {'; '.join(parts)}."

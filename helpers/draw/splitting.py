@@ -1,4 +1,4 @@
-"""The picture that returns: what each rank sees, holds, sends and keeps, from a step that really ran."""
+"""The picture that most drops return to: what each rank sees, holds, sends and keeps in a real step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .picture import FAINT, INK, PAPER, Picture, box, rank_colour, row_of_panels
 from .sending import sent_between
 
 EXAMPLES, BLOCKS = 8, 4  # of the toy's batch, and of the toy
-KINDS = {"parameters": "weights"}  # as `memory.by_kind` names it -> as the strip does
+KINDS = {"parameters": "weights"}  # name in `memory.by_kind` -> name in the strip
 COLUMN, STEP = 1.2, 1.55  # a rank's width on paper, and the distance to the next
 SEES, SENDS, HOLDS, KEEPS = 8.9, 6.55, 2.3, 1.0  # the heights of the four rows
-ARC, LANE = 0.75, 0.72  # the heights of an arrow to the next rank, and of an axis where there are several
+ARC, LANE = 0.75, 0.72  # the heights of an arrow to the next rank, and of an axis if there are several
 
 
 class _Split(NamedTuple):
-    """One step of the toy on real ranks, as `splits` is given it."""
+    """One step of the toy on real ranks; a value of the argument of `splits`."""
 
     sizes: dict[str, int]
     traffic: Traffic
@@ -48,7 +48,7 @@ def splits(runs: dict[str, tuple[dict[str, int], Traffic, list[dict[str, int]]]]
     """
     made = {name: _Split(*run) for name, run in runs.items()}
     n = max(len(run.kept) for run in made.values())
-    lanes = 1.3 * any(_left(run) < -1 for run in made.values())  # inches for their names
+    lanes = 1.3 * any(_left(run) < -1 for run in made.values())  # inches for the names of the lanes
     figure, axes = row_of_panels(len(made), max(3.3, 0.82 * n + 0.4) * len(made) + lanes, 4.2)
     most_kept = max(sum(_kinds(kept).values()) for run in made.values() for kept in run.kept)
     most_sent = max(
@@ -64,26 +64,26 @@ def splits(runs: dict[str, tuple[dict[str, int], Traffic, list[dict[str, int]]]]
         ax.axis("off")
         words.append(f"{name}: {_in_words(run)}")
     _name_the_rows(axes[0][0], _left(next(iter(made.values()))))
-    shown = {kind for run in made.values() for kept in run.kept for kind in _kinds(kept)}
+    held = {kind for run in made.values() for kept in run.kept for kind in _kinds(kept)}
     names = [
         Patch(facecolor=colour, hatch=hatch, edgecolor=INK, label=kind)
         for kind, (colour, hatch) in PARTS.items()
-        if kind in shown
+        if kind in held
     ]
-    # A single panel of four ranks is not as wide as all names in a row.
+    # A single panel of four ranks is narrower than a row of all names.
     columns = len(names) if figure.get_figwidth() > 5 else 2
     figure.legend(handles=names, loc="outside lower left", ncols=columns, fontsize=10)
     return Picture(figure, "What each rank sees, sends, holds and keeps. " + " ".join(words))
 
 
 def _kinds(kept: dict[str, int]) -> dict[str, int]:
-    """The bytes of one rank under the strip's names, without what is nothing."""
+    """The bytes of one rank by the strip's names, without zeros."""
     named = {KINDS.get(kind, kind): size for kind, size in kept.items() if kind != "resident"}
     return {kind: size for kind, size in named.items() if size}
 
 
 def _column(ax, run: _Split, rank: int, most_kept: float) -> None:
-    """What one rank sees, holds and keeps."""
+    """Draw what one rank sees, holds and keeps."""
     left, colour = rank * STEP, rank_colour(rank)
     write_rank(ax, left + COLUMN / 2, SEES + 0.75, rank, 11, outline=2.5)
     first, number = run.part(rank, "dp", EXAMPLES)
@@ -107,8 +107,8 @@ def _column(ax, run: _Split, rank: int, most_kept: float) -> None:
 
 
 def _arrows(ax, run: _Split, most_sent: float) -> None:
-    """Who sent how much to whom. Along one axis: an arc for each pair, the higher the farther, and each size
-    is written once. Along several: a lane for each, the innermost lowest.
+    """Draw which rank sent how much to which. Along one axis: an arc for each pair, higher for a longer
+    distance, and each size is written once. Along several axes: a lane for each, the innermost lowest.
     """
     sent = sent_between(run.traffic)
     axes = [axis for axis in reversed(run.sizes) if run.sizes[axis] > 1]
@@ -128,27 +128,27 @@ def _arrows(ax, run: _Split, most_sent: float) -> None:
         look = dict(mutation_scale=9, linewidth=0.8 + 2 * size / most_sent, color=INK, zorder=3)
         ax.add_patch(FancyArrowPatch(path=bow, arrowstyle=heads, **look))
         if len(axes) == 1 and ((a, b) in named or (b, a) in named):
-            said = human(size) + " each way" * (back > 0.95 * size)
-            text = ax.text((x + y) / 2, floor + top, said, ha="center", va="center", fontsize=9, zorder=4)
+            label = human(size) + " each way" * (back > 0.95 * size)
+            text = ax.text((x + y) / 2, floor + top, label, ha="center", va="center", fontsize=9, zorder=4)
             text.set_bbox(dict(boxstyle="round,pad=0.1", facecolor=PAPER, edgecolor="none"))
     for lane, axis in enumerate(axes if len(axes) > 1 else ()):
         sizes = [size for (a, b), size in sent.items() if Placement(run.sizes).axis_between(a, b) == axis]
         if sizes:
             most = "up to " * (min(sizes) < 0.99 * max(sizes)) + human(max(sizes))
-            said = dict(ha="right", va="center", fontsize=9)
-            ax.text(-0.1, SENDS + LANE * (lane + 0.25), f"{axis}: {most}", **said)
+            look = dict(ha="right", va="center", fontsize=9)
+            ax.text(-0.1, SENDS + LANE * (lane + 0.25), f"{axis}: {most}", **look)
     if not sent:
         ax.text(0, SENDS, _nothing(run), fontsize=9)
 
 
 def _nothing(run: _Split) -> str:
-    """What to say where no arrow is."""
+    """The text in place of arrows if there are none."""
     return "not measured on this system" if run.traffic.matrix is None else "nothing"
 
 
 def _named(sent: dict[tuple[int, int], float]) -> list[tuple[int, int]]:
-    """The arrows that get their size written: one for all of about one size, the widest; of neighbours the
-    last, of others the first, where they do not hide each other.
+    """The arrows at which a size is written: for arrows of about one size, only the widest; of arrows between
+    neighbours the last, of others the first, so that sizes do not cover each other.
     """
     chosen: list[tuple[int, int]] = []
     sizes: list[float] = []
@@ -161,7 +161,7 @@ def _named(sent: dict[tuple[int, int], float]) -> list[tuple[int, int]]:
 
 
 def _left(run: _Split) -> float:
-    """Where a panel begins: lanes have their names before the first rank."""
+    """The left edge of a panel: lanes have their names to the left of the first rank."""
     return -0.15 if sum(size > 1 for size in run.sizes.values()) < 2 else -2.6
 
 
@@ -172,7 +172,7 @@ def _name_the_rows(ax, left: float) -> None:
 
 
 def _in_words(run: _Split) -> str:
-    """For those who cannot see the picture."""
+    """The picture in words, for readers who cannot see it."""
     ranks = range(len(run.kept))
     arrows = ", ".join(
         f"rank {a} sent {human(size)} to rank {b}" for (a, b), size in sent_between(run.traffic).items()
