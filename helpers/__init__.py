@@ -1,27 +1,27 @@
 """The course of Three Axes: data, tensor and pipeline parallelism, learnt by running them.
 
-`World` starts real ranks beside the notebook; `progress` wraps a loop that runs on them, and there
-`count_from_here`, `counted_so_far`, `peak_memory` and `rank_state` say and keep what a rank needs. `predict`
-asks before a cell answers. Nothing is imported here until it is asked for. In a notebook `import helpers`
-makes %%ranks known.
+`World` starts real ranks beside the notebook. For code on the ranks: `progress` wraps a loop;
+`count_from_here`, `counted_so_far`, `peak_memory` and `rank_state` count and keep what a rank needs.
+`predict` asks the reader before a cell answers. Each of these is imported when it is first used. In a
+notebook `import helpers` also registers %%ranks.
 """
 
 import re
 import sys
 from importlib.metadata import version
 
-TORCH = 2, 11  # the oldest that the course is tested with
+TORCH = 2, 11  # the oldest version that the course is tested with
 ON_RANKS = ("progress", "count_from_here", "counted_so_far", "peak_memory", "rank_state")
 
 
 def _know_ranks() -> None:
-    """In a notebook %%ranks is known from here on; the first such cell imports what it needs."""
+    """In a notebook, register %%ranks; the first such cell imports the magic."""
     if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()):
         shell.magics_manager.register_lazy("ranks", "helpers.ranks.magic")
 
 
 def _look_at(torch: str) -> None:
-    """Raises ImportError for a version that is too old, as Colab's is at times."""
+    """Raises ImportError for a version that is too old, which Colab sometimes has."""
     if tuple(map(int, re.findall(r"\d+", torch)[:2])) < TORCH:
         raise ImportError(
             f"the course needs PyTorch {'.'.join(map(str, TORCH))} or newer, and {torch} is here:"
@@ -42,8 +42,8 @@ def __getattr__(name: str):
 
     from .ranks import server
 
-    if parent_process() is None:  # a rank that imports this has no use for ranks
-        server.warm()  # first of all: it imports torch for the ranks while the notebook does for itself
+    if parent_process() is None:  # a rank that imports this needs no ranks of its own
+        server.warm()  # first: the server imports torch for the ranks while the notebook imports it
     with server.undisturbed(), course_needed(f"helpers.{name}"):
         _look_at(version("torch"))
         from .ranks import World, current

@@ -1,4 +1,4 @@
-"""What widgets have in common: the live view beside what is seen where no kernel runs, and a question."""
+"""Parts of all widgets: the live view, beside the output for pages without a kernel, and a question."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ LIVE = "application/vnd.jupyter.widget-view+json"
 
 
 def live(widget) -> dict[str, dict]:
-    """The widget's view by its MIME type, alike for ipywidgets 8 and for 7, which Colab has."""
+    """The widget's view by its MIME type, for ipywidgets 8 and for 7, which Colab has."""
     return {LIVE: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
 
 
 def question(text: str, options: Sequence[str], chosen: str | None, choose: Callable[[str], None]) -> list:
-    """Widgets: a question, and its options as buttons, of which one can be chosen."""
+    """Widgets: a question, and its options as buttons, of which the reader chooses one."""
     import ipywidgets as widgets
 
     width = widgets.Layout(width="max-content")

@@ -5,30 +5,31 @@
         -m helpers.train --dp 2 --tp 2 --pp 2 --out run
     python -m helpers.train --out run --sample "The "
 
-The first is one process, the twin; the second eight on one machine; the third lets the trained model write.
-docs/train.md has the commands for several machines, and what a cluster needs beside them. What splits what:
+The first command runs one process, the twin; the second runs eight on one machine; the third lets the trained
+model write. docs/train.md has the commands for several machines. The axes and what does the split:
 
     dp   FSDP2 (`fully_shard`): examples, weights, gradients and
-         optimizer state. Not given, dp is what tp and pp leave
+         optimizer state. By default dp is the number of ranks / (tp · pp)
     tp   DTensor (`parallelize_module`): the matrices of every block;
          `--sp` also what lies between them
     pp   `torch.distributed.pipelining`: the blocks;
          `--schedule 1F1B`, `GPipe` or `interleaved`
 
-Every layout computes the losses of the single process. The batch of step k depends on the seed and on k
-alone, and a start is a resume: with `--out run` a run writes a line of JSON for each step into
-run/metrics.jsonl, and a checkpoint every `--every` steps. Started again with the same `--out` it goes on from
-the last complete one, also on other ranks under another layout.
+Every layout computes the losses of the single process. The batch of step k depends only on the seed and on k,
+and every start is a resume: with `--out run` a run writes a line of JSON for each step into
+run/metrics.jsonl, and a checkpoint every `--every` steps. Started again with the same `--out`, it continues
+from the last complete checkpoint, also with other ranks and another layout.
 
-    run/step-000040/               complete, or it would not have this name
+    run/step-000040/               complete: a folder gets this name last
         __0_0.distcp, .metadata    PyTorch's distributed checkpoint (DCP)
         about.json                 step, layout, model
-        SHA256SUMS                 `sha256sum -c` reads it; so does a start
-    run/step-000060.unfinished/    a save cut short; .damaged: was whole
-    run/owner, run/owner.lock      who trains here; a second run is refused
+        SHA256SUMS                 `sha256sum -c` checks it; so does a start
+    run/step-000060.unfinished/    a save cut short; .damaged: a file has changed
+    run/owner, run/owner.lock      the process that trains here; a second run is refused
 
-All ranks train on GPUs over NCCL where there are GPUs, else on the CPU over gloo. What cannot be is a
-sentence, and exit status 2. A rank that hears nothing of another for `--timeout` seconds ends.
+All ranks train on GPUs over NCCL where there are GPUs, else on the CPU over gloo. For options that cannot
+work, the program prints a sentence and exits with status 2. A rank that waits for another for `--timeout`
+seconds ends.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-if __name__ == "__main__":  # a run that is stopped says nothing: started again, it goes on
+if __name__ == "__main__":  # Ctrl-C ends a run without a traceback: started again, it continues
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import numpy as np
@@ -80,19 +81,19 @@ from three_axes.trace import merged_plan
 from . import toy
 from .ranks import join, owning, together
 
-tqdm.set_lock(threading.RLock())  # its own is for several processes, and outlives a rank that is killed
-warnings.filterwarnings("ignore", "torch.distributed is disabled")  # by `sample`, in one process
+tqdm.set_lock(threading.RLock())  # tqdm's own lock is for several processes, and outlives a killed rank
+warnings.filterwarnings("ignore", "torch.distributed is disabled")  # `sample` runs in one process
 
 # -- what a run is ---------------------------------------------------------------------------------
 
 SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
-Say = Callable[[str], None]  # is given a line when something happens that one should know
+Say = Callable[[str], None]  # called with a line when something happens that the user should know
 PRECISIONS = "float32", "bfloat16", "float64"
 MAY_BE_ZERO = "dp", "microbatch", "warmup", "seed", "weight_decay", "keep", "schedule_steps"
 
 
 def _option(default, meaning: str):
-    """A field, and what --help says of it."""
+    """A field, with its text for --help."""
     return field(default=default, metadata={"help": meaning})
 
 
@@ -127,7 +128,7 @@ class Config:
     timeout: float = _option(60.0, "seconds without an answer after which another rank counts as lost")
 
     def checked(self, ranks: int) -> Config:
-        """This run with its zeros filled in. Raises ValueError where so many ranks cannot have it."""
+        """This run with its zeros filled in. Raises ValueError if it cannot run on this number of ranks."""
         for f in (f for f in fields(self) if f.type in ("int", "float")):
             if not ((value := getattr(self, f.name)) > 0 or value == 0 and f.name in MAY_BE_ZERO):
                 raise ValueError(f"{f.name} cannot be {value}")
@@ -156,22 +157,22 @@ class Config:
 
     @property
     def stages(self) -> int:
-        """Parts that the blocks are cut into: one for each pipeline rank, two where they interleave."""
+        """Parts into which the blocks are cut: one for each pipeline rank, two with interleaving."""
         return self.pp * (2 if self.schedule == "interleaved" else 1)
 
     @property
     def layout(self) -> str:
-        """'dp 4 · tp 2 · pp 1', with sp and interleaved where they are used."""
+        """'dp 4 · tp 2 · pp 1', with sp and interleaved if they are used."""
         extra = " · sp" * self.sp + " · interleaved" * (self.schedule == "interleaved")
         return f"dp {self.dp} · tp {self.tp} · pp {self.pp}{extra}"
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes of the model, which a checkpoint must share."""
+        """The sizes of the model; a checkpoint must have the same."""
         return {name: getattr(self, name) for name in ("hidden", "heads", "layers", "seq_len")}
 
     def model(self) -> toy.ToyTransformer:
-        """The whole model, equal wherever it is made."""
+        """The whole model, with the same weights on every rank."""
         model = toy.ToyTransformer(**self.sizes, seed=self.seed)
         return model.double() if self.precision == "float64" else model.float()
 
@@ -216,8 +217,8 @@ def loss_of(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def stage_of(config: Config, stage: int) -> nn.Sequential:
-    """The parts of one pipeline stage, under their names in the whole model: 0 the embedding, layers + 1 the
-    head. So checkpoints fit any layout.
+    """The parts of one pipeline stage under their names in the whole model (0: the embedding, layers + 1: the
+    head), so that a checkpoint fits any layout.
     """
     blocks = config.layers // config.stages
     first, last = stage * blocks + (stage > 0), (stage + 1) * blocks + (stage == config.stages - 1)
@@ -226,8 +227,8 @@ def stage_of(config: Config, stage: int) -> nn.Sequential:
 
 
 def split(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Sequential:
-    """A stage whose blocks are split over tp; then each block, and what is left, is sharded over dp."""
-    whole, cut = Replicate(), Shard(1)  # under sp the embedding shares the tokens out, and the head fetches
+    """Split the blocks of a stage over tp; then shard each block, and the rest of the stage, over dp."""
+    whole, cut = Replicate(), Shard(1)  # under sp the embedding shards the tokens, and the head gathers them
     enter = PrepareModuleOutput(output_layouts=whole, desired_output_layouts=cut)
     leave = PrepareModuleInput(input_layouts=cut, desired_input_layouts=whole, use_local_output=True)
     half = torch.bfloat16 if config.precision == "bfloat16" else None
@@ -239,7 +240,7 @@ def split(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Sequenti
                 parallelize_module(part.get_submodule(name), mesh["tp"], how)
         elif config.tp > 1 and config.sp:
             parallelize_module(part, mesh["tp"], enter if isinstance(part, toy.Embedding) else leave)
-        if block:  # in a pipeline what one microbatch has gathered stays for the others
+        if block:  # in a pipeline, weights gathered for one microbatch are kept for the others
             fully_shard(part, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=config.pp == 1)
     return fully_shard(stage, mesh=mesh["dp"], mp_policy=policy)
 
@@ -247,7 +248,7 @@ def split(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Sequenti
 # -- a checkpoint on the disk ----------------------------------------------------------------------
 
 UNFINISHED, DAMAGED, ABOUT, SUMS = ".unfinished", ".damaged", "about.json", "SHA256SUMS"
-PARTS = "model", "optimizer"  # its state goes by the parameters' names: another layout groups them otherwise
+PARTS = "model", "optimizer"  # optimizer state by parameter name: another layout has other groups
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -258,13 +259,13 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def digest(file: Path) -> str:
-    """The SHA-256 of a file, as `sha256sum` prints it. Raises ValueError for what is no file, a pipe say."""
+    """The SHA-256 of a file, as `sha256sum` prints it. Raises ValueError if it is no regular file."""
     with open_file(file) as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def damage(folder: Path) -> str:
-    """What is wrong with a checkpoint, as a sentence; "" where its files are what was saved."""
+    """What is wrong with a checkpoint, as a sentence; "" if its files are unchanged."""
     name = SUMS
     try:
         with open_file(folder / SUMS) as f:
@@ -280,8 +281,8 @@ def damage(folder: Path) -> str:
 
 
 def last_whole(run: Path, say: Say) -> Path | None:
-    """The last checkpoint that is what was saved, None where there is none; those after it lose their names.
-    Raises ValueError where none is whole.
+    """The last checkpoint whose files are unchanged, None if the run has no checkpoint. Damaged ones after it
+    are renamed. Raises ValueError if all are damaged.
     """
     for folder in reversed(known := checkpoints(run)):
         if not (what := damage(folder)):
@@ -296,25 +297,25 @@ def last_whole(run: Path, say: Say) -> Path | None:
 
 
 def complete(write_files: Callable, unfinished: Path, about: dict, keep: int, needed: int) -> None:
-    """On every rank write the files; on rank 0 then their digests, and give the folder its name. So a run
+    """On every rank write the files; then on rank 0 their digests, and at last the folder's name. So a run
     that is killed leaves its last complete checkpoint. needed: bytes, for the message. Raises OSError.
     """
     try:
         write_files()
         if dist.get_rank() == 0:
             (unfinished / ABOUT).write_text(json.dumps(about, indent=1))
-            index = dcp.FileSystemReader(unfinished).read_metadata()  # that of 2.11's `save` names no files
+            index = dcp.FileSystemReader(unfinished).read_metadata()  # 2.11's `save` returns no file names
             names = sorted({stored.relative_path for stored in index.storage_data.values()})
             sums = [f"{digest(unfinished / name)}  {name}\n" for name in [*names, ".metadata", ABOUT]]
             (unfinished / SUMS).write_text("".join(sums))
             unfinished.rename(unfinished.with_suffix(""))
             for old in checkpoints(unfinished.parent)[:-keep] if keep else []:
                 with suppress(OSError):  # the next save tries again
-                    shutil.rmtree(old.rename(f"{old}{UNFINISHED}"))  # half of it must not look complete
+                    shutil.rmtree(old.rename(f"{old}{UNFINISHED}"))  # half removed, it must not look complete
     except (OSError, RuntimeError, dcp.CheckpointException) as e:
         failures = getattr(e, "failures", None)  # DCP's: rank -> (exception, traceback)
         reason = str(next(iter(failures.values()))[0] if failures else e).strip().partition("\n")[0]
-        if "inline_container" in reason:  # PyTorch's writer keeps to itself what the system said
+        if "inline_container" in reason:  # PyTorch's writer does not pass on the system's error
             reason = "the disk took no more"
         if dist.get_rank() == 0:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -328,9 +329,9 @@ def complete(write_files: Callable, unfinished: Path, about: dict, keep: int, ne
 
 
 class Trainer:
-    """This rank's share of a run: `step()`, with `save()`, `saved()` and `resume()` in between. Needs a group
-    that carries the device's tensors; every rank calls the same. `number` counts the steps that are done.
-    Raises ValueError, on every rank, for a configuration or a text that will not do.
+    """This rank's share of a run: `step()`, with `save()`, `saved()` and `resume()` in between. Needs a
+    process group whose backend fits the device; every rank makes the same calls. `number` counts the finished
+    steps. Raises ValueError, on every rank, for a configuration or a text that cannot be used.
     """
 
     def __init__(self, config: Config, device: torch.device = devices.CPU):
@@ -338,19 +339,19 @@ class Trainer:
         self.device, self.number, self.writing = device, 0, None
         self.microbatches = c.batch // c.dp // c.microbatch
         self.text = together(lambda: read_text(c.text))
-        batch_of(self.text, 0, c)  # is there enough of it?
-        torch.backends.cuda.matmul.allow_tf32 = False  # its ten bits would part a layout from the twin
-        # tp is innermost, where links are fastest. A group of a mesh has not the first group's timeout.
+        batch_of(self.text, 0, c)  # raises if the text is too short
+        torch.backends.cuda.matmul.allow_tf32 = False  # its 10 bits would make layouts differ from the twin
+        # tp is innermost, where links are fastest. A mesh's groups do not inherit the first group's timeout.
         self.mesh = init_device_mesh(device.type, (c.pp, c.dp, c.tp), mesh_dim_names=("pp", "dp", "tp"))
         limit = timedelta(seconds=c.timeout)
         for group in self.mesh.get_all_groups():
             group.set_timeout(limit)
         self.dp_rank, self.pp_rank = self.mesh.get_local_rank("dp"), self.mesh.get_local_rank("pp")
-        mine = range(self.pp_rank, c.stages, c.pp)  # stages, two of them where they interleave
+        mine = range(self.pp_rank, c.stages, c.pp)  # this rank's stages: two with interleaving
         stages = [split(stage_of(c, i).to(device), c, self.mesh) for i in mine]
         named = OrderedDict(part for stage in stages for part in stage.named_children())
         self.model = stages[0] if len(stages) == 1 else nn.Sequential(named)
-        over: dict[tuple, list] = {}  # AdamW takes each group of parameters at once, and cannot mix meshes
+        over: dict[tuple, list] = {}  # AdamW updates a group of parameters at once, and cannot mix meshes
         for p in self.model.parameters():
             over.setdefault(p.device_mesh.mesh_dim_names, []).append(p)
         groups = [{"params": group} for group in over.values()]
@@ -361,20 +362,20 @@ class Trainer:
             pipe = [PipelineStage(s, i, c.stages, device, group=group) for s, i in zip(stages, mine)]
             given = pipe if len(pipe) > 1 else pipe[0]
             self.pipeline = SCHEDULES[c.schedule](given, self.microbatches, loss_fn=loss_of)
-        if c.async_save:  # what the ranks say to each other meanwhile goes over a group of its own
+        if c.async_save:  # ranks coordinate a save over a group of their own, beside training
             self.beside = dist.new_group(backend="gloo", timeout=limit)
             self.thread = ThreadPoolExecutor(1, "checkpoint")
 
     def step(self) -> dict:
-        """Take one step. Returns its line of the metrics, the same on every rank; grad_norm is unclipped."""
+        """Take one step. Returns its line of the metrics, the same on every rank, grad_norm before clipping."""
         c = self.config
         whole = batch_of(self.text, self.number, c)
         tokens, targets = (rows.chunk(c.dp)[self.dp_rank].to(self.device) for rows in whole)
         loss = self._forward_backward(tokens, targets)
         parameters = list(self.model.parameters())
         grads = [p.grad.to_local() for p in parameters]
-        # What several ranks hold alike counts once in the sum over all ranks: a gradient that tp does not
-        # cut, and the loss, which the last stage knows, alike on its tp ranks.
+        # A value that several ranks hold alike must count once in the sum over all ranks. This is a gradient
+        # that tp does not cut, and the loss, which all tp ranks of the last stage have.
         splits = [zip(p.device_mesh.shape, p.placements) for p in parameters]
         cuts = [math.prod(n for n, place in split if not place.is_replicate()) for split in splits]
         norms = torch.stack(pytorch_private.norms(grads)).double()
@@ -392,7 +393,7 @@ class Trainer:
         return {"step": self.number, "loss": loss, "grad_norm": norm, "lr": rate}
 
     def _forward_backward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Returns the mean loss of this rank's share, 0 where another stage knows it. Gradients add up."""
+        """Returns the mean loss of this rank's share; 0 if another stage has it. Adds to the gradients."""
         c, total = self.config, torch.zeros((), dtype=torch.float64, device=self.device)
         if c.pp > 1:
             losses: list[torch.Tensor] = []
@@ -415,7 +416,7 @@ class Trainer:
         about = {"step": self.number, "layout": c.layout, "model": c.sizes, "config": asdict(c)}
         state = dict(zip(PARTS, get_state_dict(self.model, self.optimizer, options=BY_NAME)))
         entries = [entry for part in state.values() for entry in part.values()]
-        # DCP's files have 1600 bytes for each besides its numbers. Other stages hold about as much as this.
+        # DCP's files have 1600 bytes for each entry besides its numbers. All stages have about equal sizes.
         needed = c.pp * sum(1600 + getattr(entry, "nbytes", 0) for entry in entries)
         if c.async_save:
             write_files = dcp.async_save(state, checkpoint_id=unfinished, process_group=self.beside).result
@@ -433,8 +434,8 @@ class Trainer:
             together(finish, OSError)
 
     def resume(self, say: Say = lambda line: None) -> None:
-        """Go on from the last whole checkpoint in `config.out`, of whatever layout, if there is one. Raises
-        ValueError, on every rank, where there are some and none is whole, or where it is of another model.
+        """Continue from the last whole checkpoint in `config.out`, of any layout, if there is one. Raises
+        ValueError, on every rank, if all checkpoints are damaged, or if the last one is of another model.
         """
         found = [together(lambda: None if dist.get_rank() else last_whole(Path(self.config.out), say))]
         dist.broadcast_object_list(found)
@@ -468,7 +469,7 @@ def read_metrics(run: Path) -> list[dict]:
 
 
 def tidy(run: Path, step: int) -> None:
-    """Remove what an earlier start left: saves that were cut short, metrics of steps to be done again."""
+    """Remove what an earlier start left: unfinished saves, and metrics of steps that will be done again."""
     for left in run.glob(f"*{UNFINISHED}"):
         shutil.rmtree(left, ignore_errors=True)
     kept = [json.dumps(line) + "\n" for line in read_metrics(run) if line["step"] <= step]
@@ -479,14 +480,14 @@ def tidy(run: Path, step: int) -> None:
 
 def train(config: Config, device: torch.device = devices.CPU, say: Say = lambda line: None) -> Trainer:
     """A whole run on this rank, from the last checkpoint to the last step. Raises ValueError, on every rank,
-    for a configuration, a text, a folder or a checkpoint that will not do, where the loss is no number any
-    more, and where the last checkpoint could not be written.
+    for a configuration, a text, a folder or a checkpoint that cannot be used, when the loss is not finite,
+    and when the last checkpoint could not be written.
     """
     trainer = Trainer(config, device)
     c, run, chief = trainer.config, Path(config.out), dist.get_rank() == 0
     waiting, failed = b"", None
 
-    def told(save: Callable[[], None]) -> OSError | None:
+    def reported(save: Callable[[], None]) -> OSError | None:
         try:
             return save()
         except OSError as e:
@@ -498,7 +499,7 @@ def train(config: Config, device: torch.device = devices.CPU, say: Say = lambda 
             together(lambda: stack.enter_context(owning(run, say)) if chief else None)
             trainer.resume(say)
             together(lambda: tidy(run, trainer.number) if chief else None)
-        first, begun, said = trainer.number, time.monotonic(), time.monotonic()
+        first, begun, logged = trainer.number, time.monotonic(), time.monotonic()
         bar = stack.enter_context(tqdm(total=c.steps, initial=first, disable=None if chief else True))
         for step in range(first + 1, c.steps + 1):
             start = time.perf_counter()
@@ -506,22 +507,22 @@ def train(config: Config, device: torch.device = devices.CPU, say: Say = lambda 
             line["seconds"] = time.perf_counter() - start
             line["tokens_per_second"] = c.batch * c.seq_len / line["seconds"]
             if not math.isfinite(line["loss"] + line["grad_norm"]):
-                told(trainer.saved)
+                reported(trainer.saved)
                 raise ValueError(f"step {step} has loss {line['loss']}: nothing is saved. Take a smaller lr")
             if c.out and chief:
                 waiting += json.dumps(line).encode() + b"\n"
                 with suppress(OSError), (run / METRICS).open("ab", buffering=0) as file:
-                    while waiting:  # a disk that is almost full takes a part, and the rest waits
+                    while waiting:  # an almost full disk takes only a part; the rest waits
                         waiting = waiting[file.write(waiting) :]
             bar.update()
             bar.set_postfix(loss=f"{line['loss']:.3f}")
-            if bar.disable and (now := time.monotonic()) - said >= EVERY:
-                said, left = now, (c.steps - step) * (now - begun) / (step - first)
+            if bar.disable and (now := time.monotonic()) - logged >= EVERY:
+                logged, left = now, (c.steps - step) * (now - begun) / (step - first)
                 speed = f"{line['tokens_per_second']:,.0f} tokens/s, {left:.0f} s left"
                 say(f"step {step} of {c.steps}: loss {line['loss']:.3f}, {speed}")
             if c.out and (step % c.every == 0 or step == c.steps):
-                told(trainer.saved)  # the one before, where they are written while training goes on
-                failed = told(trainer.save) or (told(trainer.saved) if step == c.steps else None)
+                reported(trainer.saved)  # with async_save: the checkpoint before this one
+                failed = reported(trainer.save) or (reported(trainer.saved) if step == c.steps else None)
         if failed:
             raise ValueError(f"training has ended, but its last checkpoint is missing: {failed}")
     return trainer
@@ -531,8 +532,8 @@ def train(config: Config, device: torch.device = devices.CPU, say: Say = lambda 
 
 
 def sample(run: Path, prompt: str = "The ", length: int = 200, say: Say = lambda line: None) -> str:
-    """What the model of the last whole checkpoint writes after `prompt`, in one process. Raises ValueError
-    where none is whole.
+    """What the model of the last whole checkpoint writes after `prompt`, in one process. Raises ValueError if
+    there is none.
     """
     if (folder := last_whole(run, say)) is None:
         raise ValueError(f"{run} has no complete checkpoint")
@@ -544,7 +545,7 @@ def sample(run: Path, prompt: str = "The ", length: int = 200, say: Say = lambda
 
 @torch.no_grad()
 def write(model: toy.ToyTransformer, prompt: str, length: int, seed: int = 0) -> str:
-    """`prompt`, and `length` bytes that the model puts behind it."""
+    """`prompt`, followed by `length` bytes that the model generates."""
     written, chance = list(prompt.encode()) or [10], torch.Generator().manual_seed(seed)
     for _ in range(length):
         scores = model(torch.tensor([written[-model.seq_len :]]))[0, -1]
@@ -566,7 +567,7 @@ def add_options(parser: Parser) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`python -m helpers.train`: train, or let the trained model write. argv None: sys.argv's. Returns the
+    """`python -m helpers.train`: train, or let the trained model write. argv None: use sys.argv. Returns the
     exit status.
     """
     parser = Parser(prog="python -m helpers.train", description=__doc__)
@@ -592,6 +593,6 @@ def main(argv: list[str] | None = None) -> int:
 if __name__ == "__main__":
     try:
         code = main()
-    except BaseException as e:  # most often another rank is gone
+    except BaseException as e:  # most often another rank is dead
         code = e.code if isinstance(e, SystemExit) else traceback.print_exc() or 1
-    os._exit(code or 0)  # at once: what is left of a group's threads could abort the interpreter, or wait
+    os._exit(code or 0)  # at once: remaining threads of a group could abort the interpreter, or block it

@@ -33,7 +33,7 @@ class Budget(Ledger):
         self.levels: list[tuple[float, int]] = []
 
     def changes(self, piece: int, size: int | None) -> None:
-        """With an allocator: give a new piece of memory a block in it, and free the block of a freed piece."""
+        """With an allocator: give a new piece of memory a block, and free the block of a freed piece."""
         if self.allocator and size is None:
             self.allocator.give(piece)
         elif self.allocator and piece not in self.pieces:

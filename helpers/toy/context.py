@@ -68,7 +68,7 @@ def attend_backward(dy, y, q, k, v, mask, lse):
 
 
 def gather_attention(q, k, v, places, group=None, attend=attend):
-    """Every rank fetches all of K and V. attend: the function that computes attention; a caller may time it."""
+    """Every rank fetches all of K and V. attend: computes attention; a caller may wrap it, to time it."""
     k, v = (gather_sequence(x.transpose(1, 2), group).transpose(1, 2) for x in (k, v))
     return attend(q, k, v, sees(places[dist.get_rank(group)], torch.cat(places)))[0]
 

@@ -66,7 +66,7 @@ class _Swap(torch.autograd.Function):
 
 
 def swap(rows, give: list[int], take: list[int], group=None):
-    """All-to-all of rows: the first give[0] rows go to rank 0, the next to rank 1; take[r] come from rank r."""
+    """All-to-all of rows: the first give[0] go to rank 0, the next to rank 1; take[r] come from rank r."""
     return _Swap.apply(rows, give, take, group)
 
 
