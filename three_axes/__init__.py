@@ -1,7 +1,7 @@
 """Three Axes: plan, count, trace and explain a job on three axes of parallelism.
 
-`counting` counts a block of any process of torch.distributed. Nothing is imported until it is asked for:
-`three_axes.paper`, `.plan` and `.explain` need NumPy alone.
+`counting` counts the collectives of a block of code, in any process of torch.distributed. Modules are
+imported when they are first used: `three_axes.paper`, `.plan` and `.explain` need only NumPy.
 """
 
 

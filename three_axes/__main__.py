@@ -10,9 +10,9 @@
     three-axes explain trace-rank*.json.gz
 
 `python -m three_axes plan …` is the same as `three-axes plan …`.
-A model is a name, or a JSON file: the config.json of a dense decoder on Hugging Face will do. A cluster is a
-name, or a JSON file with a device and the speeds of its links: bytes per second, per GPU, one direction.
-`--json` prints the same for other programs.
+A model is a name, or a JSON file: the config.json of a dense decoder on Hugging Face is accepted. A cluster
+is a name, or a JSON file with a device and the speeds of its links: bytes per second, per GPU, one direction.
+`--json` prints the same results for other programs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALL = ["count", "verify", *PLANNING, *COMMANDS]
 
 
 def parser(only: str = "") -> Parser:
-    """The parser of all commands. only: of one command, which is made sooner."""
+    """The parser of all commands. only: the name of one command; its parser alone is made faster."""
     prog = "three-axes" if Path(sys.argv[0]).stem == "three-axes" else "python -m three_axes"
     top = Parser(prog=prog, description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", prog=top.prog)
@@ -60,7 +60,7 @@ def _version() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. argv None: sys.argv's. Returns the exit status, 2 where it is refused."""
+    """Run one command. argv None: use sys.argv. Returns the exit status; 2 for arguments that are refused."""
     argv = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         if argv[0] == "--version":
@@ -86,17 +86,17 @@ def main(argv: list[str] | None = None) -> int:
                 text = fold(text)
     except (ValueError, ModuleNotFoundError) as e:
         with fitted(sys.stderr):
-            lines = (plain(line, 2000) for line in str(e).splitlines())  # they may quote a stranger's file
+            lines = (plain(line, 2000) for line in str(e).splitlines())  # a message may quote a file's text
             print(fold("\n".join(lines)), file=sys.stderr)
         return 2
     if args.command in ("count", "verify"):
-        return run()  # what the script raises is the script's own
+        return run()  # an exception of the script is not caught
     return put(json.dumps(data, default=float, allow_nan=False) if args.json else text)
 
 
 def command() -> None:
-    """`three-axes`, which an installation brings; `python -m three_axes` is the same."""
-    # Where bars cannot be shown there are question marks.
+    """The command `three-axes` of an installation; `python -m three_axes` does the same."""
+    # A character that the output's encoding lacks is printed as a question mark.
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.exit(main())
 

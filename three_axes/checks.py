@@ -1,4 +1,4 @@
-"""What a user gives, numbers and JSON files: whether it can be, refused in one sentence where not."""
+"""Checks of a user's numbers and JSON files: what cannot be is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .foreign import plain, read_json
 
 
 def whole(name: str, value, least: int = 1, most: int = 10**9) -> None:
-    """Raises ValueError, in a sentence, unless `value` is a whole number from `least` to `most`."""
+    """Raises ValueError with a sentence unless `value` is a whole number from `least` to `most`."""
     if type(value) is int and least <= value <= most:
         return
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
@@ -29,13 +29,13 @@ def whole(name: str, value, least: int = 1, most: int = 10**9) -> None:
 def positive(
     name: str, value, zero: bool = False, least: float = 0.0, most: float = 1e20, unit: str = ""
 ) -> None:
-    """Raises ValueError, in a sentence, unless `value` is a positive and finite number, or 0 where zero is
-    allowed; and within what is possible in its unit, so that GB/s are not taken for bytes/s.
+    """Raises ValueError with a sentence unless `value` is a positive, finite number (or 0 if `zero` is True)
+    from `least` to `most` in `unit`. The limits catch GB/s given as bytes/s.
     """
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     try:
         good = number and math.isfinite(value) and (value > 0 or zero and value == 0)
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # a whole number too large for a float
         good, value = False, "a number that large"
     if not good:
         raise ValueError(
@@ -48,13 +48,13 @@ def positive(
 
 @lru_cache(maxsize=1024)
 def divisors(n: int) -> list[int]:
-    """All of them, the smallest first."""
+    """All divisors of n, smallest first."""
     small = [k for k in range(1, math.isqrt(n) + 1) if n % k == 0]
     return small + [n // k for k in reversed(small) if k * k < n]
 
 
 def unknown(name: str, known: Collection[str]) -> str:
-    """For a message: the name, which of the known ones may have been meant, and all of them."""
+    """For a message: the name, the most similar known name, and all known names."""
     from difflib import get_close_matches
 
     near = get_close_matches(name.lower(), known, 1, cutoff=0.3)
@@ -63,7 +63,7 @@ def unknown(name: str, known: Collection[str]) -> str:
 
 
 def check_fields(called: str, given: dict, kind: type) -> list[str]:
-    """The names of a dataclass's fields. Raises ValueError where `given` has others."""
+    """The names of a dataclass's fields. Raises ValueError if `given` has a name that is not among them."""
     names = [field.name for field in fields(kind)]
     if strange := sorted(set(given) - set(names)):
         raise ValueError(f"{called} has no field {strange[0]!r}; known are {', '.join(names)}")
@@ -76,7 +76,7 @@ def is_file(name: str) -> bool:
 
 
 def read_object(path: Path, what: str) -> dict:
-    """The JSON object in `path`, which should hold a `what`. Raises ValueError where there is none."""
+    """The JSON object in `path`, which should describe a `what`. Raises ValueError if there is none."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object, so no {what}")
@@ -84,7 +84,7 @@ def read_object(path: Path, what: str) -> dict:
 
 
 def named(called: str, given: object) -> str:
-    """A name from a file, fit for a terminal. Raises ValueError for what is no text."""
+    """A name from a file, safe to print on a terminal. Raises ValueError if it is not a string."""
     if not isinstance(given, str):
         raise ValueError(f"{called} must be a text, not {given!r}")
     return plain(given)

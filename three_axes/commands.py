@@ -1,8 +1,9 @@
-"""The commands of `three-axes` that have a module of their own. Those that size a cluster are in options.py.
+"""The commands of `three-axes` that have a module of their own. The commands that size a cluster are in
+options.py.
 
-A new one is one line here, and its options. What a command needs is imported when it is called, for most of
-these need torch, which takes seconds to load and may not be installed. So `--help` and the shell's completion
-work without it.
+A new command is one line here, and its options. Its module is imported when the command is called, because
+most commands need torch, which takes seconds to load and may not be installed. So `--help` and the shell's
+completion work without torch.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from .terminal import Parser
 
 
 class Command(NamedTuple):
-    """function: 'module:name' of what takes the arguments and returns an exit status, or nothing. options:
-    adds the arguments. The docstring of the module, or of the package that has it, is the manual.
+    """function: 'module:name' of a function that takes the arguments and returns an exit status or None.
+    options: a function that adds the arguments. The docstring of the module, or of its package, is the
+    manual.
     """
 
     help: str
@@ -30,7 +32,7 @@ class Command(NamedTuple):
 
     @property
     def manual(self) -> str:
-        """The docstring of the command's module, read without importing it; `help` where there is none."""
+        """The docstring of the command's module, read without importing it; `help` if there is none."""
         path = self.function.partition(":")[0].replace(".", "/")
         try:
             file = find(f"{path}.py")
@@ -41,11 +43,11 @@ class Command(NamedTuple):
 
 def _lab(parser: Parser) -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("three-axes"), help="%(default)s")
-    fresh = "the drop 07, say, as it was at first; your copy of it is kept in old/"
+    fresh = "make drop 07, for example, new again; your copy of it is kept in old/"
     number = lambda n: n.zfill(2)
     parser.add_argument("--fresh", help=fresh, metavar="NUMBER", type=number, action="append", default=[])
     parser.add_argument("--port", type=int, default=8888, help="%(default)s, or the next that is free")
-    parser.add_argument("--no-browser", action="store_true", help="only say the address")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
 
 
 def _explain(parser: Parser) -> None:
@@ -55,20 +57,20 @@ def _explain(parser: Parser) -> None:
 
 
 def _doctor(parser: Parser) -> None:
-    numbers = "which of the fourteen; all if none is given"
+    numbers = "numbers of the checks, 1 to 14; by default all"
     parser.add_argument("checks", nargs="*", type=int, metavar="NUMBER", help=numbers)
-    meet = "for the thirteenth: run it on two machines at once, HOST being the name of one of them"
+    meet = "for check 13: run it on two machines at once; HOST is the name of one of them"
     parser.add_argument("--meet", default="", metavar="HOST", help=meet)
 
 
 def _class(parser: Parser) -> None:
     parts = parser.add_subparsers(dest="what", required=True)
     part = parts.add_parser("quiz", help="for a student: ten questions")
-    stories = "the course: two stories of the same ten questions"
+    stories = "before or after the course: two stories with the same ten questions"
     part.add_argument("story", choices=("before", "after"), help=stories)
     part = parts.add_parser("collect", help="for the teacher: the tables")
-    part.add_argument("folder", type=Path, help="where the progress files are")
-    part.add_argument("--csv", type=Path, metavar="FILE", help="who tried what, for a spreadsheet")
+    part.add_argument("folder", type=Path, help="folder of the progress files")
+    part.add_argument("--csv", type=Path, metavar="FILE", help="write who tried what, for a spreadsheet")
     part.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -86,7 +88,7 @@ COMMANDS = {
 
 @contextmanager
 def course_needed(by: str):
-    """Where a package of the course is missing, say who needs it and how to get it."""
+    """If a package of the course is missing, name the command that needs it and how to install it."""
     try:
         yield
     except ModuleNotFoundError as e:
@@ -103,7 +105,7 @@ def course_needed(by: str):
 
 
 def call(args: Namespace) -> int:
-    """Run a command. Returns its exit status, 0 where it returns none."""
+    """Run a command. Returns its exit status; 0 if it returns None."""
     course_on_path()
     with course_needed(f"three-axes {args.command}"):
         return resolve_name(COMMANDS[args.command].function)(args) or 0

@@ -1,4 +1,4 @@
-"""What a room shows to those outside of it. The rest of its modules may change from one day to the next."""
+"""The public names of a package. Its other modules and names may change at any time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from importlib import import_module
 def door(
     room: str, **modules: Collection[str]
 ) -> tuple[Callable[[str], object], Callable[[], Collection[str]]]:
-    """A package's `__getattr__` and `__dir__`, by PEP 562. modules: module -> its public names. It is loaded
-    when the first of them is asked for; `dir`, and with it completion by Tab, knows them before.
+    """A package's `__getattr__` and `__dir__` (PEP 562). modules: module -> its public names. A module is
+    loaded when one of its names is first used; `dir`, and so completion by Tab, lists the names without
+    loading.
     """
     home = {name: module for module, names in modules.items() for name in names}
 

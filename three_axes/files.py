@@ -1,6 +1,6 @@
-"""Where the files are that are not this package: data/, notebooks/, the course's own code.
+"""Finds files outside this package: data/, notebooks/, the course's own code.
 
-In a clone they lie beside this package. A wheel carries them inside it, in course/, as pyproject.toml says.
+In a clone they lie beside this package. In a wheel they lie inside it, in course/ (see pyproject.toml).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ ROOT = PACKAGE / "course" if (PACKAGE / "course").is_dir() else PACKAGE.parent
 
 
 def find(name: str) -> Path:
-    """The file or folder that is called `name` in the repository: 'data/flashcards.csv', 'notebooks'.
+    """The file or folder with this path in the repository, such as 'data/flashcards.csv' or 'notebooks'.
 
-    Raises FileNotFoundError where neither a clone nor a wheel has it.
+    Raises FileNotFoundError if neither a clone nor a wheel has it.
     """
-    for place in (ROOT / name, PACKAGE.parent / name):  # of a wheel, three_axes/ itself lies higher
+    for place in (ROOT / name, PACKAGE.parent / name):  # in a wheel, three_axes/ is not inside course/
         if place.exists():
             return place
     raise FileNotFoundError(f"{name} is not in {ROOT}: install the course again")
@@ -32,7 +32,7 @@ def rows_of(name: str) -> list[dict[str, str]]:
 
 
 def course_on_path() -> None:
-    """Let this process, and those that it starts, import the course: helpers, drops, tools."""
+    """Let this process and its child processes import the course: helpers, drops, tools."""
     for folder in (str(ROOT / "notebooks"), str(ROOT)):
         if folder not in sys.path:
             sys.path.insert(0, folder)

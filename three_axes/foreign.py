@@ -1,7 +1,7 @@
-"""Files and names that strangers made: read as far as they make sense, and refused in one sentence.
+"""Reads files and names from unknown sources, or refuses them in one sentence.
 
-A file may be a pipe that nobody writes to, larger than memory, nested without end, or hold numbers with which
-nothing can be computed. A name may hold escape sequences, which a terminal would obey.
+A file may be a pipe that nobody writes to, larger than memory, nested without end, or hold numbers that
+cannot be computed with. A name may hold escape sequences, which a terminal would obey.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import pickle
 import stat
 from collections.abc import Callable
 
-LARGEST = 10_000_000  # bytes of a file that is read whole: as objects they take up to forty times as many
-DEEPEST = 100  # lists and objects inside each other
-DIGITS = 18  # of a whole number: it fits 64 bits
+LARGEST = 10_000_000  # bytes of a file that is read whole: as objects they need up to forty times as many
+DEEPEST = 100  # levels of lists and objects inside each other
+DIGITS = 18  # of a whole number, so that it fits in 64 bits
 
 
 class Unreadable(ValueError):
-    """A file that is not what it should be. The message is one sentence: what it is, and what to do."""
+    """A file that is not what it should be. The message is one sentence: what is wrong, and what to do."""
 
 
 def plain(text: object, most: int = 200) -> str:
-    """What a stranger wrote, fit for a terminal: one line of at most so many letters, and nothing that the
-    terminal would obey.
+    """A text from an unknown source, safe to print: one line of at most `most` characters, without characters
+    that a terminal would obey.
     """
     text = str(text)
-    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:most])
-    return shown if len(text) <= most else shown[:-1] + "…"
+    printable = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:most])
+    return printable if len(text) <= most else printable[:-1] + "…"
 
 
 def open_file(path: str | os.PathLike) -> io.BufferedReader:
-    """A file, opened to be read as bytes. Raises Unreadable where there is none to be read."""
+    """Open a file to read its bytes. Raises Unreadable if it cannot be read."""
     name = plain(path, 1000)
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe would be to wait for who writes to it
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait until somebody writes to it
             raise Unreadable(f"{name} is a folder, a pipe or a device: give a file")
         return open(path, "rb")
     except OSError as e:
@@ -44,8 +44,9 @@ def open_file(path: str | os.PathLike) -> io.BufferedReader:
 
 
 def read_json(path: str | os.PathLike) -> object:
-    """What a JSON file holds. Raises Unreadable where it is none, has more than `LARGEST` bytes, is nested
-    deeper than `DEEPEST`, or holds a number that is not finite or a whole one of more than `DIGITS` digits.
+    """The content of a JSON file. Raises Unreadable if it is not JSON, has more than `LARGEST` bytes, is
+    nested deeper than `DEEPEST`, or holds a number that is not finite or a whole number of more than `DIGITS`
+    digits.
     """
     name = plain(path, 1000)
     too_deep = Unreadable(f"{name} is nested deeper than {DEEPEST} levels: make it flatter")
@@ -84,7 +85,7 @@ def _finite(text: str) -> float:
 
 
 def _is_flat(value: object) -> bool:
-    """Whether no more than DEEPEST lists and objects are inside each other."""
+    """Whether lists and objects are nested at most DEEPEST levels deep."""
     level = [value]
     for _ in range(DEEPEST):
         inside = [list(one.values()) if isinstance(one, dict) else one for one in level]
@@ -93,8 +94,8 @@ def _is_flat(value: object) -> bool:
 
 
 class DataUnpickler(pickle.Unpickler):
-    """Reads a stranger's pickle, which may hold data alone. may_name(module, name): what it may name. Raises
-    UnpicklingError for anything else, since that could be code.
+    """Unpickles a file from an unknown source, which may hold only data. may_name(module, name): whether the
+    pickle may use this class or function. Raises UnpicklingError for any other name, which could be code.
     """
 
     def __init__(self, content: bytes, may_name: Callable[[str, str], bool]):
@@ -102,7 +103,7 @@ class DataUnpickler(pickle.Unpickler):
         self._may_name = may_name
 
     def find_class(self, module: str, name: str):
-        """The class or function that a pickle names, where `may_name` allows it. pickle itself calls this."""
+        """The class or function that a pickle names, if `may_name` allows it. pickle calls this method."""
         if self._may_name(module, name):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which may be code")

@@ -1,4 +1,4 @@
-"""An account of the memory behind every tensor that operations make: what lives, and the most at once."""
+"""Counts the memory of every tensor that operations make: the bytes of all living tensors, and their peak."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .pytorch_private import TorchDispatchMode, piece_of, tree_iter
 
 
 def storages(tensors) -> dict[int, int]:
-    """Piece of memory -> bytes, of what is behind these tensors, each piece once (tied weights, views)."""
+    """Piece of memory -> bytes, for the memory of these tensors; a shared piece counts once (ties, views)."""
     sizes = {}
     for t in tensors:
         if t is None:
@@ -22,9 +22,9 @@ def storages(tensors) -> dict[int, int]:
 
 
 class Ledger(TorchDispatchMode):
-    """Sees what operations make while it is entered. What was made lives on in it between times.
+    """While it is entered, it sees the tensors that operations make. It keeps counting them when it is left.
 
-    now: bytes of all that lives. peak: the most at once, until somebody sets it back.
+    now: bytes of all living tensors. peak: the largest `now` since the start, or since a caller set it back.
     A DTensor counts with the part that this rank holds, and a fake tensor as if it were real.
     """
 
@@ -38,7 +38,7 @@ class Ledger(TorchDispatchMode):
         self._resize = torch.UntypedStorage.resize_
         ledger = self
 
-        # DTensor tries an operator on whole tensors, for the result's shape: nothing that a rank holds.
+        # To learn a result's shape, DTensor runs an operator on whole tensors, which no rank holds.
         def propagate(*args):
             ledger._off = True
             try:
@@ -46,7 +46,7 @@ class Ledger(TorchDispatchMode):
             finally:
                 ledger._off = False
 
-        def resize_(storage, size):  # FSDP frees and fills the memory of whole weights in this way
+        def resize_(storage, size):  # with this, FSDP frees and allocates the memory of whole weights
             ledger._resize(storage, size)
             ledger._see(storage)
             return storage
@@ -61,8 +61,8 @@ class Ledger(TorchDispatchMode):
         return super().__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if any(hasattr(t, "to_local") for t in types):  # whose import takes a second, where none is used
-            return NotImplemented  # DTensor goes first, and comes back with its local tensors
+        if any(hasattr(t, "to_local") for t in types):  # a DTensor; importing its class would take a second
+            return NotImplemented  # let DTensor handle it: it calls this again with its local tensors
         result = function(*args, **(kwargs or {}))
         if not self._off:
             for t in tree_iter(result):
@@ -72,10 +72,10 @@ class Ledger(TorchDispatchMode):
         return result
 
     def done(self, function, args, result) -> None:
-        """An operation has run, and what it made is in the account."""
+        """Called after an operation, when its results are counted; subclasses override it."""
 
     def changes(self, piece: int, size: int | None) -> None:
-        """A piece of memory is about to have another size, None where it goes; `pieces` has the old one."""
+        """Called before a piece of memory changes its size (None: it is freed); `pieces` has the old size."""
 
     def _see(self, storage: torch.UntypedStorage) -> None:
         piece, size = piece_of(storage), storage.nbytes()

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Line(NamedTuple):
-    """One line of somebody's code, in a form that travels between processes."""
+    """One line of code, in a form that can be sent between processes."""
 
     file: str
     number: int
@@ -31,7 +31,7 @@ PSEUDO = "<frozen", "<string>", "<__array_function__"
 
 
 def _libraries() -> tuple[str, ...]:
-    """Folders and pseudo-files whose lines say nothing to the reader: Python, its packages, this one."""
+    """Folders and pseudo-files whose lines are not the reader's: Python, its packages, this project."""
     paths = sysconfig.get_paths()
     folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]}
     if torch := getattr(sys.modules.get("torch"), "__file__", None):
@@ -41,7 +41,7 @@ def _libraries() -> tuple[str, ...]:
 
 
 LIBRARIES = _libraries()
-# What runs a reader's function on a rank, and looks at what it returned.
+# The code that calls a reader's function on a rank, and examines its result.
 OURS = tuple(str(folder) + os.sep for folder in (PACKAGE, ROOT / "helpers/ranks", ROOT / "helpers/practice"))
 
 
@@ -49,9 +49,9 @@ _asking = threading.Lock()
 
 
 def of_threads(ask: Callable[[], dict[int, T]]) -> dict[int, T]:
-    """What `sys._current_frames` or `sys._current_exceptions` gives, asked while nothing is collected. Up to
-    Python 3.11 the collector may run in there, and where it frees a `threading.local`, the process waits for
-    itself (CPython's issue 106883).
+    """The result of `ask`, `sys._current_frames` or `sys._current_exceptions`, with garbage collection off.
+    Up to Python 3.11 the collector may run inside these functions, and if it then frees a `threading.local`,
+    the process deadlocks (CPython's issue 106883).
     """
     with _asking:
         collects = gc.isenabled()
@@ -64,35 +64,35 @@ def of_threads(ask: Callable[[], dict[int, T]]) -> dict[int, T]:
 
 
 def readers(frames: list[Line]) -> list[Line]:
-    """The reader's lines among these; where there are none, the last line, unless it is our own."""
+    """The reader's lines among these; if there are none, the last line, unless it belongs to this project."""
     last = [f for f in frames[-1:] if not f.file.startswith(OURS)]
     return [f for f in frames if not f.file.startswith(LIBRARIES)] or last
 
 
 def are_readers(frames: list[Line]) -> bool:
-    """True where one of these lines is the reader's."""
+    """Whether one of these lines is the reader's."""
     return any(not f.file.startswith(LIBRARIES) for f in frames)
 
 
 def callers(frame: FrameType | None, most: float = math.inf) -> Iterator[FrameType]:
-    """This frame and what called it, outwards; `most` frames at most."""
+    """This frame and its callers, from the innermost outwards; at most `most` frames."""
     while frame is not None and most > 0:
         yield frame
         frame, most = frame.f_back, most - 1
 
 
 def outwards(frame: FrameType | None) -> Iterator[Line]:
-    """The lines of this frame and of all that called it."""
+    """The lines of this frame and of all its callers, outwards."""
     return (Line(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in callers(frame))
 
 
 def innermost(frame: FrameType | None) -> Line | None:
-    """The reader's line nearest to this frame, looking outwards; None where there is none."""
+    """The reader's line nearest to this frame, looking outwards; None if there is none."""
     return next((line for line in outwards(frame) if not line.file.startswith(LIBRARIES)), None)
 
 
 def stack(frame: FrameType | None) -> list[Line]:
-    """All lines from this frame outwards to the reader's outermost; none where no line is the reader's."""
+    """All lines from this frame outwards to the reader's outermost; [] if no line is the reader's."""
     lines = list(outwards(frame))
     while lines and lines[-1].file.startswith(LIBRARIES):
         lines.pop()
@@ -108,6 +108,6 @@ def place(line: Line) -> str:
 
 
 def show(line: Line) -> str:
-    """The place and, where the source is known here, the words of the line."""
+    """The place of the line and, if its source can be read here, its text."""
     text = linecache.getline(line.file, line.number).strip()
     return place(line) + (f":  {text}" if text else "")

@@ -1,8 +1,8 @@
-"""NCCL, which carries tensors between GPUs: which one is loaded, and whether ranks can share a GPU over it.
+"""NCCL, which sends tensors between GPUs: which library is loaded, and whether ranks can share a GPU with it.
 
-From NCCL 2.30 on several ranks may take one GPU (`NCCL_MULTI_RANK_GPU_ENABLE`, experimental; env.rst and
-init.cc of NCCL 2.30.7). PyTorch brings 2.30.7 from 2.14 on. An older PyTorch takes a newer library as well,
-where the loader finds that one first: `LD_PRELOAD`.
+From NCCL 2.30 on several ranks may use one GPU (`NCCL_MULTI_RANK_GPU_ENABLE`, experimental; env.rst and
+init.cc of NCCL 2.30.7). PyTorch has 2.30.7 from 2.14 on. An older PyTorch also works with a newer library, if
+the loader finds that library first: `LD_PRELOAD`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 SHARES = 2, 30  # the first version with which ranks can share a GPU
 NAME = "libnccl.so.2"
-IN_A_FOLDER = Path("nvidia", "nccl", "lib", NAME)  # of packages: nvidia-nccl-cu12 and nvidia-nccl-cu13 alike
-FOLDER = Path("~/.cache/three-axes/nccl")  # where a reader may put a newer one
-# As the library writes it at its start: "NCCL version 2.30.7+cuda12.9".
+IN_A_FOLDER = Path("nvidia", "nccl", "lib", NAME)  # in both packages, nvidia-nccl-cu12 and nvidia-nccl-cu13
+FOLDER = Path("~/.cache/three-axes/nccl")  # a reader may install a newer library here
+# The text in the library that it prints at its start: "NCCL version 2.30.7+cuda12.9".
 _WRITTEN = re.compile(rb"NCCL version (\d+)\.(\d+)\.(\d+)\+cuda(\d+)")
 
 
@@ -30,27 +30,27 @@ _WRITTEN = re.compile(rb"NCCL version (\d+)\.(\d+)\.(\d+)\+cuda(\d+)")
 def version() -> tuple[int, ...]:
     """The version of the NCCL that this process has loaded: (2, 30, 7). () without NCCL, and for AMD's RCCL.
 
-    `torch.cuda.nccl.version()` is the version that PyTorch was built with.
+    `torch.cuda.nccl.version()` is only the version that PyTorch was built with.
     """
     if torch.version.hip or not dist.is_nccl_available():
         return ()
     number = ctypes.c_int()
     try:
-        # NOLOAD: the one that is there, wherever it came from.
+        # NOLOAD: the library that is already loaded, wherever it came from.
         ctypes.CDLL(NAME, mode=os.RTLD_NOLOAD).ncclGetVersion(ctypes.byref(number))
-    except (OSError, AttributeError):  # it is a part of PyTorch's own library
+    except (OSError, AttributeError):  # NCCL is a part of PyTorch's own library
         return torch.cuda.nccl.version()[:3]
     return number.value // 10000, number.value // 100 % 100, number.value % 100
 
 
 def shares() -> bool:
-    """Whether ranks of this process's NCCL can share a GPU."""
+    """Whether ranks can share a GPU with this process's NCCL."""
     return version() >= SHARES
 
 
 def newer() -> str | None:
-    """The path of an installed NCCL with which ranks can share a GPU, for `LD_PRELOAD`; None where there is
-    none. One for the CUDA of this PyTorch comes first, then the highest version.
+    """The path of an installed NCCL with which ranks can share a GPU, for `LD_PRELOAD`; None if there is
+    none. A library for the CUDA version of this PyTorch is preferred, then the highest version.
     """
     if not version():
         return None
@@ -65,7 +65,7 @@ def newer() -> str | None:
 
 
 def _written_in(file: Path) -> tuple[int, ...]:
-    """The version of a library that is not loaded, and its CUDA's: (2, 30, 7, 12). (0,) where it is none."""
+    """The version of a library that is not loaded, and of its CUDA: (2, 30, 7, 12). (0,) for other files."""
     try:
         with file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
             written = _WRITTEN.search(data)
@@ -79,21 +79,21 @@ def _cuda() -> str:
 
 
 def why_not(ranks: int, gpus: int, launched: bool = False) -> str:
-    """Sentences on why ranks cannot share so few GPUs, and how they could. launched: by a launcher's command,
-    in whose environment a newer library is named.
+    """Sentences on why ranks cannot share so few GPUs, and how they could. launched: whether the ranks were
+    started by a launcher's command, which then needs LD_PRELOAD in front of it.
     """
     those = f"{ranks} ranks have {gpus} GPU{'s' * (gpus > 1)}"
-    said = f"{those}, and can share one over NVIDIA's NCCL 2.30 or newer; {written(version())} is loaded."
+    reason = f"{those}, and can share one over NVIDIA's NCCL 2.30 or newer; {written(version())} is loaded."
     if not version():
-        return said
+        return reason
     there = newer() or str(FOLDER / IN_A_FOLDER)
     preload = f" Begin the command with LD_PRELOAD={there}" * launched
     if newer():
-        return said + preload
+        return reason + preload
     command = f"pip install --target {FOLDER} nvidia-nccl-cu{_cuda()}"
-    return f"{said} `{command}` brings a newer one, which is found there.{preload}"
+    return f"{reason} `{command}` brings a newer one, which is found there.{preload}"
 
 
 def written(version: tuple[int, ...]) -> str:
-    """'2.30.7'; 'none' where there is none."""
+    """'2.30.7'; 'none' for ()."""
     return ".".join(map(str, version)) or "none"

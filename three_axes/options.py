@@ -17,17 +17,17 @@ from .sizing import SWITCHES, run_estimate, run_plan
 
 
 def _schedule(name: str) -> str:
-    """A schedule's name, however it is written."""
+    """A schedule's name, in whatever case it is written."""
     return next((known for known in SCHEDULES if known.lower() == name.lower()), name)
 
 
 def _names(option: argparse.Action, names: Iterable[str]) -> None:
-    """What a shell may complete it to, where other words, such as a file, are allowed too."""
+    """Names for the shell's completion, if other words, such as a file, are also allowed."""
     setattr(option, "completer", lambda **_: list(names))
 
 
 def _recompute(text: str) -> str:
-    """A policy; full:5 is of five layers of a stage."""
+    """A recompute policy; full:5 recomputes five layers of each stage."""
     name, colon, layers = text.partition(":")
     if name not in RECOMPUTE or colon and not (name == "full" and layers.isdecimal() and len(layers) < 6):
         raise argparse.ArgumentTypeError(
@@ -58,7 +58,7 @@ PLANNING = {
 
 
 def add_command(commands, name: str) -> None:
-    """One of these, to those of a command line."""
+    """Add the parser of one of these commands."""
     run, help = PLANNING[name]
     sub = commands.add_parser(name, help=help)
     _job(sub, "?" if name == "estimate" else None)
@@ -70,10 +70,10 @@ def add_command(commands, name: str) -> None:
 
 
 def _job(sub: argparse.ArgumentParser, many: str | None) -> None:
-    """What is trained, and on what. many: how many models argparse is to read."""
+    """Add what is trained, and on which cluster. many: how many models argparse reads (its nargs)."""
     sub.add_argument("--json", action="store_true", help="print JSON")
     _names(sub.add_argument("model", nargs=many, help=f"{', '.join(MODELS)}, or a JSON file"), MODELS)
-    help = "of the model card, 8.03B: the count is held against them"
+    help = "the model card's number of parameters, 8.03B, to check the computed one"
     sub.add_argument("--parameters", metavar="N", help=help)
     where = f"{', '.join(CLUSTERS)}, or a JSON file"
     _names(sub.add_argument("--cluster", default="dgx-h100", help=where), CLUSTERS)
@@ -85,7 +85,7 @@ def _job(sub: argparse.ArgumentParser, many: str | None) -> None:
     help = "of matrix products (%(default)s)"
     sub.add_argument("--precision", choices=PRECISIONS, default="bf16", help=help)
     sub.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank only")
-    help = f"what no framework does by itself, of {', '.join(SWITCHES)}"
+    help = f"switches that are off in every framework: {', '.join(SWITCHES)}"
     several: dict[str, Any] = dict(nargs="+", choices=SWITCHES, metavar="ONE")
     sub.add_argument("--with", dest="switches", default=[], help=help, **several)
     help = (
@@ -99,9 +99,11 @@ def _plan(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--gpus", type=int, required=True)
     for axis in AXES:
         sub.add_argument(f"--{axis.name}", type=int, help=f"{axis.help}: this size only")
-    sub.add_argument("--train-tokens", metavar="15T", help="in all: says GPU-hours and days")
+    sub.add_argument(
+        "--train-tokens", metavar="15T", help="tokens of the whole training: adds GPU-hours, days"
+    )
     sub.add_argument("--report", metavar="FILE.html", help="write the page for the meeting")
-    sub.add_argument("--flags", metavar="FRAMEWORK", help="print the best in its words")
+    sub.add_argument("--flags", metavar="FRAMEWORK", help="print the best layout as flags of this framework")
     sub.add_argument("--why", type=_axes, metavar=f"{MUST}[,{MAY}]", help="why these sizes are not the best")
     for option, kind, known, what in (
         ("--schedule", _schedule, SCHEDULES, "pipeline schedules"),
@@ -113,9 +115,9 @@ def _plan(sub: argparse.ArgumentParser) -> None:
 
 
 def _layout(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--gpus", type=int, help="in all; --dp follows from them where it is not given")
-    sub.add_argument("--microbatches", type=int, help="of a step, where no model is given")
-    sub.add_argument("--explain", action="store_true", help="formulas, and the numbers that went in")
+    sub.add_argument("--gpus", type=int, help="number of GPUs; --dp follows from it if --dp is not given")
+    sub.add_argument("--microbatches", type=int, help="microbatches of a step, if no model is given")
+    sub.add_argument("--explain", action="store_true", help="print formulas, and the numbers in them")
     for axis in AXES:
         usual = None if axis.name == "dp" else 1
         sub.add_argument(f"--{axis.name}", type=int, default=usual, help=axis.help)
@@ -123,7 +125,7 @@ def _layout(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--schedule", type=_schedule, choices=SCHEDULES, default="1F1B")
     sub.add_argument("--microbatch", type=int, default=1, help="sequences in a microbatch")
     sub.add_argument("--zero", type=int, default=0)
-    sub.add_argument("--shard", type=int, default=0, help="ranks that share out what ZeRO does, 0 for all")
+    sub.add_argument("--shard", type=int, default=0, help="ranks over which ZeRO shards its state; 0: all")
     help = f"{', '.join(RECOMPUTE)}; full:5 is five layers of each stage"
     _names(sub.add_argument("--recompute", type=_recompute, default="none", help=help), RECOMPUTE)
     sub.add_argument("--no-sp", action="store_true", help="no sequence parallelism")

@@ -1,17 +1,18 @@
-"""For pytest, on the ranks that torchrun starts: a model must be its twin, and a step send what it may.
+"""A pytest plugin, for ranks that torchrun starts: tests that a split model equals its twin, and what it
+sends.
 
     torchrun --nproc-per-node 4 -m pytest -p three_axes.pytest tests/
 
     @pytest.mark.parametrize("layout", ["dp 4", "dp 2 tp 2"])
     def test_split(three_axes_verify, layout):
-        three_axes_verify(build, step, batch, layout)  # as three_axes.verify.verify
+        three_axes_verify(build, step, batch, layout)  # the same arguments as three_axes.verify.verify
 
     def test_bytes(three_axes_bytes):
         sizes = dict(layers=2, batch=4, seq=128, hidden=64)
         with three_axes_bytes(tp="4 * layers * batch * seq * hidden * 4", tolerance=0.01, where=sizes):
             train_step()
 
-Every rank runs every test. Nothing of PyTorch is imported until a test asks for one of the two.
+Every rank runs every test. PyTorch is imported when a test uses one of the two fixtures.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NAMES = {"max": max, "min": min, **{name: getattr(math, name) for name in ("ceil
 
 @pytest.fixture(scope="session")
 def three_axes_ranks():
-    """This job's default process group: gloo's, or NCCL's where each rank has a GPU. Skips the test on a
+    """This job's default process group: NCCL's if each rank has a GPU, else gloo's. Skips the test in a
     process that no launcher started.
     """
     if "WORLD_SIZE" not in os.environ:
@@ -52,8 +53,8 @@ def three_axes_ranks():
 
 @pytest.fixture
 def three_axes_verify(three_axes_ranks):
-    """`three_axes.verify.verify`, which fails the test on every rank, with the report, where a layout is not
-    the twin.
+    """`three_axes.verify.verify`; if a layout differs from the twin, it fails the test on every rank, with
+    the report.
     """
     from .verify import verify
 
@@ -68,8 +69,8 @@ def three_axes_verify(three_axes_ranks):
 
 @pytest.fixture
 def three_axes_bytes(three_axes_ranks):
-    """A block's budget of bytes by axis: `bytes_by_axis` below. Names of groups that an earlier test asked
-    for are forgotten; a mesh of its own is given as `mesh`.
+    """`bytes_by_axis` below: a block's budget of bytes by axis. Names of groups from earlier tests are
+    forgotten; a mesh that this test made is given as `mesh`.
     """
     from .count.interpose import interposer
 
@@ -81,16 +82,16 @@ def three_axes_bytes(three_axes_ranks):
 def bytes_by_axis(
     *, tolerance: float = 0.0, where: Mapping[str, float] | None = None, mesh=(), **budget: str | float
 ) -> Iterator[None]:
-    """Count the payload of this rank's collectives in a block, in bytes by axis, and fail with a table where
-    an axis has not what its budget says, or one without a budget sends anything.
+    """Count the payload of this rank's collectives in a block, in bytes by axis. Fail with a table if an axis
+    does not send what its budget says, or if an axis without a budget sends anything.
 
-    budget: axis -> bytes, a number or an expression in the names of `where`. A receive is not counted, for
-    its send is. tolerance: relative, of what a budget may be missed by. mesh: whose dimensions name the axes.
-    Raises ValueError for an expression that cannot be computed.
+    budget: axis -> bytes, a number or an expression in the names of `where`. Receives are not counted,
+    because their sends are. tolerance: the allowed relative deviation from a budget. mesh: its dimensions
+    name the axes. Raises ValueError for an expression that cannot be computed.
     """
     from .count.counting import counting
 
-    allowed = {axis: _value(axis, said, where or {}) for axis, said in budget.items()}
+    allowed = {axis: _value(axis, given, where or {}) for axis, given in budget.items()}
     with counting(mesh) as traffic:
         yield
     rows = traffic.ranks[traffic._counter.rank]
@@ -102,15 +103,15 @@ def bytes_by_axis(
     missed = {axis for axis, n in sent.items() if abs(n - budgets[axis]) > tolerance * budgets[axis]}
     if missed:
         kept = {axis: "no" if axis in missed else "yes" for axis in sent}
-        said = {axis: str(budget.get(axis, "-")) for axis in sent}
-        lines = [[axis, human(n), human(budgets[axis]), said[axis], kept[axis]] for axis, n in sent.items()]
+        given = {axis: str(budget.get(axis, "-")) for axis in sent}
+        lines = [[axis, human(n), human(budgets[axis]), given[axis], kept[axis]] for axis, n in sent.items()]
         calls = "; ".join(f"{row.axis}: {row.calls:g} {row.op} of {human(row.payload)}" for row in rows)
         table = Table(["axis", "sent", "budget", "of", "kept"], lines, title="bytes by axis, of one rank")
         pytest.fail(f"{table!r}\n{calls}", pytrace=False)
 
 
-def _value(axis: str, said: str | float, where: Mapping[str, float]) -> float:
+def _value(axis: str, size: str | float, where: Mapping[str, float]) -> float:
     try:
-        return float(eval(said, {"__builtins__": {}}, {**NAMES, **where}) if isinstance(said, str) else said)
+        return float(eval(size, {"__builtins__": {}}, {**NAMES, **where}) if isinstance(size, str) else size)
     except Exception as e:
-        raise ValueError(f"{axis}={said!r} cannot be computed: {e}; name what is in it with where=") from None
+        raise ValueError(f"{axis}={size!r} cannot be computed: {e}; name what is in it with where=") from None

@@ -1,8 +1,8 @@
-"""What the project uses of PyTorch that PyTorch does not promise, in one place.
+"""All private names of PyTorch that this project uses, in one place.
 
-Each entry says what breaks without it. All were seen in PyTorch 2.13; where another version is named, the
-entry differs there. (docs/evidence.md says which tests ran on 2.11 and on 2.15.) `tests/test_structure.py`
-looks for such names elsewhere.
+PyTorch may change these at any time. Each entry says what breaks without it. All were found in PyTorch 2.13;
+where an entry names another version, it differs there. (docs/evidence.md says which tests ran on 2.11 and on
+2.15.) `tests/test_structure.py` searches the other files for such names.
 """
 
 from __future__ import annotations
@@ -24,72 +24,75 @@ from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatte
 __all__ = ["TorchDispatchMode", "all_to_all_single_autograd", "functional"]
 __all__ += ["tree_flatten", "tree_iter", "tree_map", "tree_unflatten"]
 
-# What DTensor and the functional collectives resolve a group with: torch 2.11 gives its name, 2.13 the group.
-# Without it an axis has no name where a DTensor communicates.
+# The function with which DTensor and functional collectives look up a group: in torch 2.11 by its name, in
+# 2.13 by the group. Without it the axis of a DTensor's collectives has no name.
 RESOLVE = next((name for name in ("_resolve_group", "_resolve_group_name") if hasattr(functional, name)), "")
 
-# The interposer: the dispatcher's keys below it, and a collective that goes on there.
+# For the interposer: the dispatcher's keys below it, with which an intercepted collective continues.
 BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 
 def wait_tensor(keys, tensor: torch.Tensor) -> torch.Tensor:
-    """Wait as functional collectives do, without a listener of ours."""
+    """Wait as functional collectives do, but without passing the interposer."""
     return torch.ops._c10d_functional.wait_tensor.default.redispatch(keys & BELOW, tensor)
 
 
-# Where a batch of sends begins together. Without it a batch is not counted as waited for.
+# The method that starts a batch of sends together. Without it no batch counts as waited for.
 END_OF_BATCH = "_end_coalescing"
 
 
 def replace_start_of_cuda(new: Callable) -> None:
-    """Put `new` where CUDA is first used; what waits for that is done at once. Without it `--cpu` refuses in
-    PyTorch's words, and what a script keeps for CUDA's start (Megatron-LM's random states) is never done.
+    """Call `new` in place of CUDA's initialisation; calls that wait for that initialisation are made at once.
+    Without it `--cpu` fails with PyTorch's message, and calls that a script registers for CUDA's start
+    (Megatron-LM's random states) are never made.
     """
     torch.cuda._lazy_init = new
     torch.cuda._lazy_call = lambda call, **_: call()
 
 
 def backward_under_way() -> int:
-    """The number of the backward that this thread runs, −1 if none. Without it DDP's waits are not seen."""
+    """The number of the backward that this thread runs, −1 if none. Without it DDP's waits are not
+    noticed.
+    """
     return getattr(torch._C, "_current_graph_task_id", lambda: -1)()
 
 
 def after_backward(call: Callable[[], None]) -> None:
-    """Call at the end of the backward under way."""
+    """Call `call` at the end of the backward that is running."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def work_of(future: torch.futures.Future) -> dist.Work:
-    """A Work that ends with a future. Without it no network can be emulated."""
+    """A Work that is done when `future` is. Without it no network can be emulated."""
     return _c10d._create_work_from_future(future)  # type: ignore[attr-defined]
 
 
 def default_store() -> dist.Store:
-    """The store where the ranks met. Without it `count` shows rank 0 alone."""
+    """The store with which the ranks formed their group. Without it `count` reports rank 0 only."""
     return dist.distributed_c10d._get_default_store()
 
 
 def groups() -> list[dist.ProcessGroup]:
-    """The groups that this rank is a member of."""
+    """The groups of which this rank is a member."""
     return list(dist.distributed_c10d._world.pg_map)
 
 
-# What a hang's proof asks, all of it optional: without one of these nothing is proven, and counting goes on.
-GET_BACKEND = "_get_backend"  # what a group sends with; called by itself, it passes no operator
-Future = getattr(torch._C, "Future", None)  # of a Work: whether a function is called when it ends
+# Needed to prove a hang. All are optional: without one of these nothing is proven, and counting continues.
+GET_BACKEND = "_get_backend"  # returns a group's backend; calling it passes no operator
+Future = getattr(torch._C, "Future", None)  # a Work's future: calls a function when the Work ends
 _get_backend = getattr(dist.ProcessGroup, GET_BACKEND, None)
 
 
 def missing() -> list[str]:
-    """The names among these that this PyTorch does not have."""
+    """Those of these names that this PyTorch does not have."""
     there = {"torch._C.Future": Future, f"ProcessGroup.{GET_BACKEND}": _get_backend}
     return [name for name, found in there.items() if found is None]
 
 
 def backend(group: dist.ProcessGroup, device: torch.device | None = None) -> tuple[str, float]:
-    """(what a group sends with from this device, after how many seconds a collective fails by itself).
-    The name is "" where it is not known, the time infinite where nobody has set one. Without it a group's own
-    short timeout would be taken for a hang.
+    """(name of the backend that a group uses on this device, seconds after which its collectives fail).
+    The name is "" if it is not known; the seconds are infinite if no timeout is set. Without it a collective
+    that is about to fail by the group's own short timeout would be taken for a hang.
     """
     if _get_backend is None:
         return "", math.inf
@@ -97,30 +100,32 @@ def backend(group: dist.ProcessGroup, device: torch.device | None = None) -> tup
     kind = torch.device(device.type) if device else devices[0]
     made = _get_backend(group, kind if kind in devices else devices[0])
     made = getattr(made, "wrapped_pg", made)
-    options = getattr(made, "options", None)  # a backend of other makers may have none
+    options = getattr(made, "options", None)  # another vendor's backend may have none
     limit = getattr(options, "_timeout", timedelta.max).total_seconds()
     return made.name(), limit
 
 
-# Where the handler is from that a `DataLoader` sets for the end of its processes. Without it nothing is
-# proven beside a loader.
+# The module of the handler that a `DataLoader` sets for the end of its processes. Without it no hang is
+# proven while a loader is in use.
 HANDLES_LOADERS = "torch.utils.data._utils.signal_handling"
 
 
 def number_groups_from(count: int) -> None:
-    """Add to the number that names the next group. Groups are found by name: without it a mesh made before
-    a failure would find another group under its old name.
+    """Add to the counter that names new groups. Groups are found by name: without it a mesh made before a
+    failure would find a new group under its old name.
     """
     dist.distributed_c10d._world.group_count += count
 
 
 def abort_groups() -> None:
-    """End NCCL's communicators, and with them the groups. Without it a rank that hangs on a GPU is killed."""
+    """Abort NCCL's communicators, and with them the groups. Without it a rank that hangs on a GPU
+    is killed.
+    """
     dist.distributed_c10d._abort_process_group()
 
 
 def flight_record() -> dict:
-    """The last collectives of this rank, which gloo records and nobody else writes: b4 reads them."""
+    """The last collectives of this rank. gloo records them but writes no file; drop b4 reads them."""
     return pickle.loads(_c10d._dump_fr_trace())  # type: ignore[attr-defined]
 
 
@@ -130,8 +135,8 @@ def piece_of(storage: torch.UntypedStorage) -> int:
 
 
 def replace_shape_propagation(new: Callable) -> Callable:
-    """Put `new` where DTensor tries an operator on whole tensors to learn the shape of its result. Returns
-    what stood there. Without it the ledger counts memory that no rank holds.
+    """Call `new` where DTensor runs an operator on whole tensors to learn the shape of its result. Returns
+    the function that was called before. Without it the ledger counts memory that no rank holds.
     """
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -141,22 +146,22 @@ def replace_shape_propagation(new: Callable) -> Callable:
 
 
 def grouped_product(rows: torch.Tensor, matrices: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """One product for all experts: rows up to offs[i] meet matrix i. Without it Mixtral is not traced."""
+    """One product for all experts: rows up to offs[i] times matrix i. Without it Mixtral cannot be traced."""
     return torch._grouped_mm(rows, matrices, offs=offs)
 
 
 def scale(tensors: list[torch.Tensor], factor: float) -> None:
-    """Multiply all in place, at once: as `clip_grad_norm_` does. One by one it would be slower."""
+    """Multiply all tensors in place with one call, as `clip_grad_norm_` does. A loop would be slower."""
     torch._foreach_mul_(tensors, factor)
 
 
 def norms(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The norm of each, at once."""
+    """The norm of each tensor, with one call."""
     return torch._foreach_norm(tensors)
 
 
 def join_fake_ranks(size: int) -> None:
-    """Be rank 0 of a group of fake ranks, whose collectives do nothing. Without it there is no trace."""
+    """Become rank 0 of a group of fake ranks, whose collectives do nothing. Without it nothing is traced."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
@@ -164,8 +169,8 @@ def join_fake_ranks(size: int) -> None:
 
 @contextmanager
 def before_clipping(call: Callable) -> Iterator[None]:
-    """In this block, call(norm) before gradients are scaled by `torch.nn.utils`. Without it `verify` sees
-    them clipped, and one wrong parameter makes all wrong.
+    """In this block, call(norm) before `torch.nn.utils` scales gradients. Without it `verify` compares
+    clipped gradients, and one wrong parameter makes all of them wrong.
     """
     module, before = torch.nn.utils.clip_grad, torch.nn.utils.clip_grad._clip_grads_with_norm_
 

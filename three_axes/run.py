@@ -1,9 +1,9 @@
-"""Run a module of the course by its name: from a wheel, in which helpers and tools lie as files.
+"""Run a module of the course by name. In a wheel, helpers and tools are files and not importable packages.
 
     python -m three_axes.run tools.slides 07
     torchrun --nproc-per-node 4 -m three_axes.run helpers.train --tp 2
 
-In a clone `python -m tools.slides 07` is the same.
+In a clone, `python -m tools.slides 07` does the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from .files import course_on_path
 
 
 def main() -> None:
-    """Run the module that the first argument names, with the other arguments. Exits with 2 without one."""
+    """Run the module that the first argument names, with the other arguments. Exits with 1 without
+    arguments.
+    """
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     course_on_path()

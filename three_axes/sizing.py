@@ -1,6 +1,6 @@
-"""The planner's commands. Each gives (text, the same for other programs).
+"""The planner's commands. Each returns (text, the same results for --json).
 
-What only one of them needs is imported there: a command should be there at once.
+A module that only one command needs is imported inside it, so that each command starts quickly.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from .plan.planner import plan
 from .plan.step import Estimate, estimate
 from .table import Table, human
 
-# Of a layout, beside its axes.
+# Fields of a layout besides its axes.
 CHOSEN = ("microbatch", "interleave", "schedule", "zero", "shard")
-MOST = 2_000_000  # operations of a schedule, some seconds' work
-# What is not usual -> what a framework's record has then.
+MOST = 2_000_000  # operations of a schedule, which take some seconds
+# Switch -> the fields of the framework's record that it changes.
 SWITCHES: dict[str, dict[str, Any]] = {
     "8-bit-adam": {"eight_bit": True},
     "offload": {"offload": True},
     "chunked-loss": {"loss_chunks": 8},
-    "4-bit": {},  # of frozen weights
+    "4-bit": {},  # changes no framework's record: it belongs to LoRA, whose frozen weights have 4 bits
 }
 
 
 def job_of(args) -> Job:
-    """What the arguments say is to be trained. Raises ValueError, in a sentence, for what makes no sense."""
+    """The job that the arguments describe. Raises ValueError with a sentence for arguments that
+    make no sense.
+    """
     changed = {name: value for one in args.switches for name, value in SWITCHES[one].items()}
     piped = find_framework(args.framework).zeros_in_pipeline
     if args.command == "plan":
@@ -46,8 +48,8 @@ def job_of(args) -> Job:
             "zeros_in_pipeline": args.zero and tuple(z for z in args.zero if z in piped),
         }
     framework = find_framework(args.framework, **changed)
-    said = None if args.parameters is None else _number(args.parameters, of="parameters")
-    model, cluster = find_model(args.model, said), find_cluster(args.cluster)
+    parameters = None if args.parameters is None else _number(args.parameters, of="parameters")
+    model, cluster = find_model(args.model, parameters), find_cluster(args.cluster)
     four_bit = "4-bit" in args.switches
     if args.lora is None and four_bit:
         raise ValueError("4-bit weights are frozen ones: give --lora too, the adapters' rank, 16 say")
@@ -56,8 +58,8 @@ def job_of(args) -> Job:
 
 
 def _batch(args) -> int:
-    """Sequences of a step; with a letter it is tokens: powers of 1000 or, where those leave a part of a
-    sequence, of 1024, so that 4M is 4,194,304 for sequences of 8,192.
+    """Sequences of a step. A number with a letter counts tokens: in powers of 1000 or, if that is not a whole
+    number of sequences, of 1024, so that 4M is 4,194,304 for sequences of 8,192.
     """
     text = str(args.batch)
     if not text[-1:].isalpha():
@@ -78,7 +80,7 @@ def _batch(args) -> int:
 
 
 def _number(text: str, thousand: int = 1000, of: str = "tokens") -> float:
-    """'4M' as a number."""
+    """'4M' -> 4e6."""
     powers = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4}
     digits = text.rstrip("kKmMbBgGtT")
     try:
@@ -91,7 +93,7 @@ def _number(text: str, thousand: int = 1000, of: str = "tokens") -> float:
 
 
 def _inputs(job: Job) -> dict:
-    """What went in, for other programs."""
+    """The inputs of an estimate, for --json."""
     switches = ("gradient_bytes", "eight_bit", "offload", "loss_chunks")
     lora = job.lora and {"rank": job.lora.rank, "matrices": job.lora.matrices, "four_bit": job.lora.four_bit}
     return {
@@ -109,7 +111,7 @@ def _inputs(job: Job) -> dict:
 
 
 def _fields(layout: Layout) -> dict:
-    """A layout for other programs."""
+    """A layout, for --json."""
     names = (*CHOSEN, "recompute", "recomputed", "sequence_parallel", "order")
     return {**layout.axes._asdict(), **{name: getattr(layout, name) for name in names}}
 
@@ -126,7 +128,7 @@ def _estimated(made: Estimate) -> dict:
 
 
 def run_plan(args) -> tuple[str, dict]:
-    """All layouts of a job, ranked. Raises ValueError where none fits."""
+    """All layouts of a job, ranked. Raises ValueError if none fits."""
     tokens = None if args.train_tokens is None else _number(args.train_tokens)
     job = job_of(args)
     only = {axis: getattr(args, axis) for axis in Axes._fields}
@@ -198,8 +200,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def layout_of(args, job: Job) -> Layout:
-    """The layout that the arguments name. dp is 1, or what the GPUs leave after tp, pp and cp. Raises
-    ValueError where the sizes do not multiply to the GPUs.
+    """The layout that the arguments name. By default dp is the number of GPUs / (tp · pp · cp). Raises
+    ValueError if the sizes do not multiply to the number of GPUs.
     """
     chosen = {name: getattr(args, name) for name in (*Axes._fields, *CHOSEN)}
     if chosen["dp"] is None:
@@ -213,7 +215,7 @@ def layout_of(args, job: Job) -> Layout:
 
 
 def run_estimate(args) -> tuple[str, dict]:
-    """Seconds, memory and bytes of one layout; without a model the bubble of a schedule."""
+    """Seconds, memory and bytes of one layout; without a model, the bubble of a schedule."""
     if args.model is None:
         return _bubble(args)
     if args.microbatches is not None:
@@ -240,7 +242,7 @@ def _sent(e: Estimate) -> tuple[Table, dict]:
     from .plan.traffic import sent
 
     pp = e.layout.pp
-    stages = {pp // 2: "middle", pp - 1: "last", 0: "first"}  # of few stages one is all of these
+    stages = {pp // 2: "middle", pp - 1: "last", 0: "first"}  # with few stages a later name replaces another
     by_stage = {name: sent(e.job, e.layout, k) for k, name in sorted(stages.items())}
     columns = [f"{name} stage" for name in by_stage] if pp > 1 else ["a step"]
     axes = dict.fromkeys(axis for stage in by_stage.values() for axis in stage)
@@ -252,7 +254,7 @@ def _sent(e: Estimate) -> tuple[Table, dict]:
 
 
 def _bubble(args) -> tuple[str, dict]:
-    """One schedule on paper: a forward is 1 unit of time, a whole backward 2."""
+    """One schedule by theory: a forward takes 1 unit of time, a whole backward 2."""
     from .paper.simulation import paper
 
     takes = ("pp", "microbatches", "schedule", "interleave", "json")

@@ -1,4 +1,4 @@
-"""Byte counts for people, and a table that shows itself as text and in a notebook."""
+"""Byte counts in readable units, and a table that prints as text and displays in a notebook."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import zip_longest
 
 from .terminal import columns, fold
 
-NARROWEST = 24  # letters that a column of sentences keeps
+NARROWEST = 24  # smallest width, in characters, of a column of sentences
 
 
 def _lines(cell: str, width: int) -> list[str]:
-    """A cell, folded. What a '·' parts stays together: 'DP 8 · TP 4' is cut behind the dot."""
+    """A cell, folded to a width. Words joined by '·' stay together: 'DP 8 · TP 4' is cut after the dot."""
     if len(cell) <= width:
         return [cell]
     kept = re.sub(r"(?<=\w) (?=\w)", "\N{NO-BREAK SPACE}", cell) if " · " in cell else cell
@@ -33,10 +33,10 @@ def human(n: float | None) -> str:
 
 
 class Table:
-    """Rows under named columns. `total` is a last row set apart.
+    """Rows under named columns. `total` is a last row below a line.
 
-    Cells are text already: whoever builds the table chooses its digits. The first
-    column and those with sentences are aligned left, the others right.
+    Cells are strings: the caller chooses the digits. The first column and columns with sentences are aligned
+    left, the others right.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Table:
         whole = lambda: sum(widths) + 2 * (len(widths) - 1)
         most = columns() or whole()
         below = self._left[-1] and whole() - widths[-1] + NARROWEST > most
-        if below:  # sentences, and no room beside the numbers
+        if below:  # the last column has sentences, and there is no room for them beside the numbers
             widths.pop()
         foldable = [i for i in range(len(widths)) if self._left[i]]
         while whole() > most and max(widths[i] for i in foldable) > NARROWEST:
@@ -93,8 +93,8 @@ class Table:
 
 
 def ranks(members: list[int], of: int | None = None) -> str:
-    """'rank 2', 'ranks 0–3', 'ranks 0, 2 and 3', 'ranks 0–2 and 4–7'; with `of`, 'all 4 ranks' where none is
-    missing.
+    """'rank 2', 'ranks 0–3', 'ranks 0, 2 and 3', 'ranks 0–2 and 4–7'; with `of`, 'all 4 ranks' if all are in
+    `members`.
     """
     members = sorted(members)
     if of is not None and len(members) == of > 1:
@@ -107,5 +107,5 @@ def ranks(members: list[int], of: int | None = None) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    said = [part for run in runs for part in ([f"{run[0]}–{run[-1]}"] if len(run) > 2 else map(str, run))]
-    return f"ranks {', '.join(said[:-1])} and {said[-1]}" if len(said) > 1 else f"ranks {said[0]}"
+    parts = [part for run in runs for part in ([f"{run[0]}–{run[-1]}"] if len(run) > 2 else map(str, run))]
+    return f"ranks {', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else f"ranks {parts[0]}"

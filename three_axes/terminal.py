@@ -1,4 +1,4 @@
-"""What is printed stays within the terminal. Into files and other programs it goes as it is."""
+"""Keeps printed text within the terminal's width. Text for files and other programs is not folded."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ _columns: ContextVar[int | None] = ContextVar("columns of the terminal", default
 
 
 def columns() -> int | None:
-    """How wide things may be that are printed now; None where nothing limits them."""
+    """The width for what is printed now; None if there is no limit."""
     return _columns.get()
 
 
 @contextmanager
 def fitted(stream) -> Iterator[None]:
-    """Inside, tables and `fold` stay within the terminal that a stream leads to, if it does lead to one."""
+    """In this block, tables and `fold` keep within the width of the terminal that `stream` writes to, if it
+    is a terminal.
+    """
     width = None
     if stream.isatty():
         from shutil import get_terminal_size
@@ -38,19 +40,19 @@ def fitted(stream) -> Iterator[None]:
 
 
 def fold(text: str, most: int | None = None) -> str:
-    """Lines that are wider than the terminal, or than `most` characters, cut at spaces and indented."""
+    """Fold lines that are wider than the terminal, or than `most` characters, at spaces, with an indent."""
     width = min(filter(None, (columns(), most)), default=None)
     return "\n".join(_folded(line, width) for line in text.splitlines())
 
 
 def put(text: str) -> int:
-    """Print it. Returns the exit status of a command that does nothing after it."""
+    """Print the text. Returns the exit status of a command that ends after it."""
     try:
         print(text)
         sys.stdout.flush()
     except OSError as e:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
-        if not isinstance(e, BrokenPipeError):  # there the reader, head say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again when it ends
+        if not isinstance(e, BrokenPipeError):  # a broken pipe is no error: `head`, say, has read enough
             print(f"cannot print: {e.strerror}", file=sys.stderr)
             return 1
     return 0
@@ -64,7 +66,7 @@ def _folded(line: str, width: int | None) -> str:
 
 
 class Manual(argparse.RawDescriptionHelpFormatter):
-    """Shows a module's docstring under --help: its paragraphs are set anew, indented lines stay lines."""
+    """Prints a module's docstring under --help: paragraphs are filled anew, indented lines are kept."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         filled = []
@@ -78,19 +80,19 @@ class Manual(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in a sentence what is wrong, and where the rest is told. A shell that asks what may come next is
-    answered by argcomplete, where it is installed.
+    """On an error, prints a sentence, and the name of --help. Completes words in a shell if argcomplete is
+    installed.
     """
 
     def __init__(self, **kwargs):
         super().__init__(**{"formatter_class": Manual, **kwargs})
 
     def error(self, message: str) -> NoReturn:
-        """Exit with status 2. argparse itself calls this."""
+        """Exit with status 2. argparse calls this method."""
         self.exit(2, f"{plain(message, 2000)}\n{self.prog} --help has all that it takes\n")
 
     def parse_args(self, args=None, namespace=None):
-        """As argparse's; while a shell asks for completions, they are printed and the process ends."""
+        """Like argparse's. When a shell asks for completions, print them and end the process."""
         if "_ARGCOMPLETE" in os.environ:
             with suppress(ImportError):
                 import argcomplete
