@@ -1,4 +1,4 @@
-"""Read traces that `torch.profiler` wrote: where a step's time went, and what to do about it.
+"""Read traces that `torch.profiler` wrote: where a step's time went, and how to make it shorter.
 
 python -m three_axes explain rank*.json.gz
 """

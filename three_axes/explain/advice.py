@@ -1,4 +1,6 @@
-"""The largest things to fix: what they cost, in plain words, with the drop that teaches each."""
+"""The largest costs of a step: how much time each takes, what to do about it, and the drop that
+teaches it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from .skew import TOGETHER, Skew
 from .split import Split
 
 MOST = 5
-LEAST = 0.01  # a share of the step; less is not worth a sentence, and no difference between ranks
-SMALL = 1e6  # bytes; a smaller message pays mostly for being sent at all
+LEAST = 0.01  # a share of the step; a smaller cost, or difference between ranks, is not reported
+SMALL = 1e6  # bytes; the time of a smaller message is mostly latency
 MANY = 20  # small messages of a kind, in a step
-SHORT = 100  # microseconds: a message whose size is not said is small
-NOTHING = 0.1  # of a collective's time: where less is computed, there is nothing to hide it under
+SHORT = 100  # microseconds: a message of unknown size that takes less counts as small
+NOTHING = 0.1  # of a collective's time: with less computation than this, nothing can hide the collective
 
-# A part of the time -> what to do about it, and the drop.
+# Part of the time -> (what to do about it, number of the drop).
 PARTS = {
     "bubble": (
         "it waits for the neighbouring pipeline stage: take more microbatches, or a schedule with a smaller"
@@ -43,7 +45,7 @@ PARTS = {
         11,
     ),
 }
-# The same where the copies' memory is pinned, where nothing is trained, or where the GPU idles for moments.
+# Replacements: for pinned copies, for runs without backward, and for short idle gaps.
 PINNED = "copies between host and GPU that nothing hides, though pinned: fewer of them, or beside computation"
 STAGE = "it waits for the neighbouring pipeline stage: keep more batches under way at once"
 BRIEF = (
@@ -53,29 +55,29 @@ BRIEF = (
 
 
 class Advice(NamedTuple):
-    """What costs time, with what to do about it. drop: the number of the one that teaches it."""
+    """A cost in time, and what to do about it. drop: the number of the drop that teaches it."""
 
-    seconds: float  # of the time that was recorded
+    seconds: float  # in the whole recording
     text: str
     drop: int
 
 
 def advice(splits: Sequence[Split], skews: Sequence[Skew] = ()) -> list[Advice]:
-    """The largest costs of the rank that works longest, for which the others wait; the most costly first.
-    None where the trace has no events of the device that the rank computes on.
+    """The largest costs of the rank that works longest, for which the others wait, largest first. [] if the
+    trace has no events of the device that the rank computes on.
     """
     one = slowest(splits)
     if one.strange and not one.on_gpu:
         return []
     costs = [_exposed(one, op, axis, seconds, skews) for (op, axis), seconds in one.exposed.items()]
-    told = dict(PARTS)
+    advised = dict(PARTS)
     if not one.pageable:
-        told["copies"] = PINNED, 11
+        advised["copies"] = PINNED, 11
     if not one.trains:
-        told["bubble"] = STAGE, 12
+        advised["bubble"] = STAGE, 12
     if one.brief > one.parts.get("idle", 0.0) / 2:
-        told["idle"] = BRIEF + ", or CUDA graphs" * (not one.graphs), 11
-    costs += [Advice(one.parts[part], *said) for part, said in told.items() if part in one.parts]
+        advised["idle"] = BRIEF + ", or CUDA graphs" * (not one.graphs), 11
+    costs += [Advice(one.parts[part], *what) for part, what in advised.items() if part in one.parts]
     costs.append(_waiting_for_python(one, [s for s in splits if s is not one]))
     if one.calls:
         call = max(one.calls, key=one.calls.__getitem__)
@@ -117,13 +119,13 @@ def _waiting_for_python(one: Split, others: list[Split]) -> Advice:
 
 
 def slowest(splits: Sequence[Split]) -> Split:
-    """The rank that works longest, without its waiting for others."""
+    """The rank with the most time outside of waiting for other ranks."""
     return max(splits, key=lambda s: s.working)
 
 
 def longer(splits: Sequence[Split]) -> float:
-    """Seconds for which the slowest rank works longer than the median of the others. 0 where that is less
-    than a hundredth of the time, or where all of it may be waiting of a kind that is not known.
+    """Seconds by which the slowest rank's work exceeds the median of the other ranks. 0 if that is less than
+    a hundredth of the time, or if unrecognised kernels or idle time may explain it.
     """
     one = slowest(splits)
     if len(splits) < 2:
@@ -134,14 +136,14 @@ def longer(splits: Sequence[Split]) -> float:
 
 
 def _exposed(one: Split, op: str, axis: str, seconds: float, skews: Sequence[Skew]) -> Advice:
-    """What a collective along an axis costs: the time of its row, or of its rows, one for each size."""
+    """What a collective along an axis costs: the sum of its rows in the table, one for each message size."""
     its = [c for c in one.collectives if (c.op, c.axis) == (op, axis)]
     sizes = len({c.payload for c in its})
     where = ("" if axis == UNKNOWN else f" along {axis}") + (
         f", its {sizes} sizes together," if sizes > 1 else ""
     )
     most = one.parts["compute"] + one.parts["optimizer"] + one.parts.get(UNRECOGNISED, 0.0)
-    free = most - (one.hidden + one.unsure) * one.communication  # of computing, to hide more under
+    free = most - (one.hidden + one.unsure) * one.communication  # computation that hides nothing yet
     waits = next((s for s in skews if s.axis == axis and s.waited.get(one.rank, 0) > s.transfer), None)
     waits = waits if op in TOGETHER else None
     if waits:
@@ -166,7 +168,7 @@ def _exposed(one: Split, op: str, axis: str, seconds: float, skews: Sequence[Ske
 
 
 def _many(one: Split, its: list[Collective]) -> tuple[str, int] | None:
-    """Where most of the time goes into many small messages of a step."""
+    """The advice if most of the time goes into many small messages of a step."""
     took = lambda alike: sum(c.end - c.start for c in alike)
     sizes = [c.payload for c in its if c.payload]
     small = (
@@ -184,7 +186,7 @@ def _many(one: Split, its: list[Collective]) -> tuple[str, int] | None:
 
 
 def _uneven(one: Split, its: list[Collective]) -> tuple[str, int] | None:
-    """Where the costliest kind is far slower in the median than at its best."""
+    """The advice if the most expensive kind is far slower in the median than at its best."""
     costly = max(its, key=lambda c: one.alone[c.kind]).kind
     rates = [c.sent / (c.end - c.start) / 1e3 for c in its if c.kind == costly and c.sent and c.end > c.start]
     if not rates or statistics.median(rates) >= max(rates) / 2:

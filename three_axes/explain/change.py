@@ -1,4 +1,4 @@
-"""What changed between two recordings of one job: before and after."""
+"""What changed between two recordings of one job, before and after a change."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .report import Explained
 
 @dataclass
 class Change:
-    """Two recordings. Times are of a step, in the mean of the ranks of each."""
+    """Two recordings. Times are seconds of a step, as the mean over the ranks of each recording."""
 
     before: Explained
     after: Explained
 
     def parts(self) -> dict[str, tuple[float, float]]:
-        """Part -> seconds of a step before and after; what changed most first, and 'together'."""
+        """Part -> seconds of a step before and after, the largest change first, and at the end 'together'."""
         names = {part for made in (self.before, self.after) for s in made.splits for part in s.parts}
         both = {name: (_mean(self.before, name), _mean(self.after, name)) for name in names}
         ranked = sorted(both.items(), key=lambda part: -abs(part[1][1] - part[1][0]))
@@ -34,11 +34,11 @@ class Change:
         return repr(Table([what, "before", "after", "change"], rows, total, title=f"what changed in {what}"))
 
     def json(self) -> dict:
-        """Both recordings for other programs, with part -> (seconds before, seconds after) of a step."""
+        """Both recordings, for --json, with part -> (seconds before, seconds after) of a step."""
         return {"before_and_after": self.parts(), "before": self.before.json(), "after": self.after.json()}
 
 
 def _mean(made: Explained, part: str = "") -> float:
-    """Seconds of a step, of one part or of all."""
+    """Seconds of a step, of one part or of the whole step."""
     of = lambda s: s.parts.get(part, 0.0) if part else s.seconds
     return statistics.fmean(of(s) / max(1, s.steps) for s in made.splits)

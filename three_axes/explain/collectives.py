@@ -1,4 +1,4 @@
-"""Which collective a kernel is, how many bytes it is about, and along which axis."""
+"""Which collective a kernel runs, how many bytes its tensor has, and along which axis it is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..paper.collectives import COLLECTIVES, algorithmic_bytes
 from .kernels import COMMUNICATES, function_of, known
 from .reading import Event, Trace
 
-# As they are called in kernels, in NCCL's annotations and in gloo's; the longer names first.
+# The names in kernels, in NCCL's annotations and in gloo's; longer names first.
 KNOWN = {"sendrecv": "send or all_to_all"}
 KNOWN |= {op.replace("_", ""): op for op in sorted(COLLECTIVES, key=len, reverse=True)}
 PIPELINE = ("send", "recv")
 EXPERTS = ("dispatch", "combine", "notify")  # of libraries that send tokens to experts and back
 COPY = "copy between GPUs"
-NAMED = (*COLLECTIVES, *EXPERTS, COPY, "send or all_to_all")  # whose name says what they do
+NAMED = (*COLLECTIVES, *EXPERTS, COPY, "send or all_to_all")  # names that say what is communicated
 BYTES = {
     **dict.fromkeys(("byte", "char", "bool", "float8e4m3fn", "float8e5m2"), 1),
     **dict.fromkeys(("half", "bfloat16", "short"), 2),
@@ -28,9 +28,9 @@ UNKNOWN = "group not said"
 
 @dataclass(slots=True)
 class Collective:
-    """A collective, as a kernel or as gloo's thread ran it. op: of `NAMED`, or a kernel's own name where that
-    says nothing. payload: bytes of the whole tensor; None: not known. group: its
-    name in PyTorch, '' where the trace does not say.
+    """A collective, as a kernel or gloo's thread ran it. op: one of `NAMED`, or the kernel's own name if that
+    names no known collective. payload: bytes of the whole tensor; None: not known. group: its name in
+    PyTorch, '' if the trace does not have it.
     """
 
     op: str
@@ -43,27 +43,27 @@ class Collective:
 
     @property
     def kind(self) -> tuple[str, str, float | None]:
-        """(operation, axis, bytes): what is equal in these is compared."""
+        """(operation, axis, bytes): collectives of the same kind are compared with each other."""
         return self.op, self.axis, self.payload
 
     @property
     def sent(self) -> float | None:
-        """Bytes that a rank must send for it."""
+        """Bytes that a rank must send for it; None if size or payload is not known."""
         if self.payload is None or self.size is None or self.op not in COLLECTIVES:
             return None
         return algorithmic_bytes(self.op, self.payload, self.size)
 
 
 def communicates(kind: str, event: Event) -> bool:
-    """True for a kernel that is known to communicate, and for a copy from one GPU to another."""
+    """Whether this is a kernel that is known to communicate, or a copy from one GPU to another."""
     if kind == "kernel":
         return known(event.name).does == COMMUNICATES
     return event.name.startswith("Memcpy PtoP")
 
 
 def operation(name: str) -> str:
-    """'ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL', '_reduce_scatter_base' -> 'reduce_scatter'. A name that
-    says nothing of the kind stays, without its arguments.
+    """'ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL', '_reduce_scatter_base' -> 'reduce_scatter'. A name
+    without a known collective is returned without its arguments.
     """
     squeezed = name.lower().replace("_", "").replace("nccl", "").replace("gloo:", "")
     return next((op for word, op in KNOWN.items() if word in squeezed), _own(name))
@@ -74,7 +74,7 @@ def _own(name: str) -> str:
 
 
 class Announced:
-    """PyTorch's notes around its calls of NCCL: in older traces they alone say which collective it is."""
+    """PyTorch's annotations of its calls of NCCL. In older traces only these name the collective."""
 
     def __init__(self, trace: Trace):
         self.by_thread: dict[object, list[Event]] = {}
@@ -84,7 +84,7 @@ class Announced:
         self.launches = trace.launches
 
     def around(self, kernel: Event) -> str | None:
-        """The name of the note that was open as this kernel was launched; None where none was."""
+        """The name of the annotation during which this kernel was launched; None if there was none."""
         if not (call := self.launches.get(kernel.args.get("correlation"))):
             return None
         notes = self.by_thread.get(call.thread, [])
@@ -93,8 +93,8 @@ class Announced:
 
 
 def of_kernel(kernel: Event, announced: Announced) -> Collective:
-    """What a kernel sends, or a copy to another GPU: from its arguments; where these do not name the
-    operation, from a note or from the kernel's name.
+    """The collective of a kernel, or of a copy to another GPU. Its operation is read from the arguments; if
+    these do not name it, from an annotation, or else from the kernel's name.
     """
     args = kernel.args
     if kernel.name.startswith("Memcpy"):
@@ -118,7 +118,7 @@ def of_kernel(kernel: Event, announced: Announced) -> Collective:
 
 
 def of_gloo(note: Event, groups: list[dict]) -> Collective:
-    """The collective that gloo's annotation names. Its axis is known where there is one group only."""
+    """The collective in one of gloo's annotations. Its axis is known only if there is a single group."""
     only = groups[0] if len(groups) == 1 else {}
     axis, group = _axis(only.get("pg_desc", UNKNOWN)), str(only.get("pg_name", ""))
     return Collective(operation(note.name), axis, note.start, note.end, group=group)

@@ -1,4 +1,4 @@
-"""Say where the time of torch.profiler's traces went."""
+"""Report where the time of torch.profiler's traces went."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .report import Explained
 
 
 def run(args: Namespace) -> int:
-    """Print where the time of some traces went. Raises ValueError, in a sentence, for files that are none."""
+    """Print the report of some traces. Raises ValueError with a sentence for files that are no traces."""
     if len(args.traces) == 2 and all(map(os.path.isdir, args.traces)):
         made: Change | Explained = Change(*(explain(files_of(folder)) for folder in args.traces))
     else:

@@ -1,6 +1,6 @@
-"""What a kernel does, as far as its name says: it computes, it communicates, or it is not recognised.
+"""What a kernel does, by its name: it computes, it communicates, or it is not recognised.
 
-`data/kernels.csv` has the names, in the order in which they are tried, each with where it was read.
+`data/kernels.csv` has patterns of names, in the order in which they are tried, each with its source.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import NamedTuple
 from ..files import rows_of
 
 COMPUTES, COMMUNICATES, UNRECOGNISED = "computes", "communicates", "not recognised"
-_ENABLED = re.compile(r"^std::enable_if<.*?>::type ")  # cuBLAS's gemv is declared behind it
+_ENABLED = re.compile(r"^std::enable_if<.*?>::type ")  # the return type of cuBLAS's gemv
 
 
 class Kernel(NamedTuple):
-    """does: `COMPUTES`, `COMMUNICATES` or `UNRECOGNISED`. operation: the collective that it runs, '' where
-    its own name says that.
+    """does: `COMPUTES`, `COMMUNICATES` or `UNRECOGNISED`. operation: the collective that it runs; '' if the
+    kernel's name contains it.
     """
 
     does: str
@@ -26,8 +26,8 @@ class Kernel(NamedTuple):
 
 @cache
 def known(name: str) -> Kernel:
-    """What the kernel of this name does. A name that says of one kernel that it multiplies and communicates
-    says nothing of its time, so it is not recognised.
+    """What the kernel of this name does. A kernel that multiplies and communicates at once is not recognised,
+    since its name does not say how much time each takes.
     """
     function = function_of(name)
     for pattern, row in _table():

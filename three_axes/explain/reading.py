@@ -1,4 +1,4 @@
-"""A trace of `torch.profiler`, event by event: only what is needed is kept, so that a large file fits.
+"""Reads a trace of `torch.profiler` event by event, and keeps only what is needed, so that large files fit.
 
 The format is Chrome's "Trace Event Format"; what PyTorch writes into it is in Kineto's output_json.cpp.
 """
@@ -18,26 +18,26 @@ from typing import Any, NamedTuple
 from ..foreign import Unreadable, open_file, plain
 
 CHUNK = 1 << 22  # characters read at once
-HEAD = 1 << 26  # so far the list of events is looked for
-LATEST = 2.0**63  # microseconds; a time beyond is none
+HEAD = 1 << 26  # characters in which the list of events must begin
+LATEST = 2.0**63  # microseconds; a larger time is an error
 _BETWEEN = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _HOST = re.compile(r"(.+)_\d+\.\d+(?:\.pt)?\.trace\.json")  # torch/profiler/profiler.py: host, process, time
 _RANK = re.compile(r"rank[-_ ]?(\d{1,9})", re.I)
-# An event's category -> what ran on a GPU. Traces before PyTorch 1.10 have other words for the same.
+# An event's category -> kind of GPU event. Traces before PyTorch 1.10 use other categories.
 GPU = {"kernel": "kernel", "gpu_memcpy": "gpu_memcpy", "gpu_memset": "gpu_memset"}
 GPU |= {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
-CALLS = ("runtime", "driver")  # ends of the categories of what the host calls: "cuda_runtime", "Runtime"
+CALLS = ("runtime", "driver")  # how the categories of the host's calls end: "cuda_runtime", "Runtime"
 STRANGE = ("mtia", "hpu", "privateuse1", "xpu", "glow")
 OPERATORS = ("cpu_op", "operator")
-BACKWARD = ("ackward", "bwd", "_grad", "autograd::engine", "Optimizer.step")  # in names of training alone
+BACKWARD = ("ackward", "bwd", "_grad", "autograd::engine", "Optimizer.step")  # in names only training has
 NOTES = ("user_annotation", "gpu_user_annotation")
-NOTED = ("enumerate(DataLoader)", "ProfilerStep", "Optimizer.step#", "nccl:", "gloo:")  # operators, once
+NOTED = ("enumerate(DataLoader)", "ProfilerStep", "Optimizer.step#", "nccl:", "gloo:")  # once operators
 
 
 @dataclass(slots=True)
 class Event:
-    """Times in microseconds."""
+    """An event; times in microseconds."""
 
     name: str
     start: float
@@ -58,12 +58,12 @@ class Call(NamedTuple):
 @dataclass
 class Trace:
     """What one rank's trace has. gpu: kernels and copies. launches: correlation -> the host's call that
-    launched it. notes: annotations. cpu: operators of a run without GPU. groups: the process groups, as
-    PyTorch describes them. size: of the world, None where it is not said. strange: devices of which the trace
-    has no events, or none that are read here. trains: False where operators were recorded and none of them is
-    of a backward. devices: the GPUs that the kernels are of, by the numbers that the process has for them.
-    host: the machine, where `tensorboard_trace_handler` has named the file; a trace itself names neither its
-    machine nor its GPUs (output_json.cpp and DeviceProperties.cpp of Kineto at 002d991).
+    launched the kernel. notes: annotations. cpu: operators of a run without GPU. groups: the process groups,
+    in PyTorch's description. size: of the world; None: not known. strange: devices without events in the
+    trace, or with events that are not read here. trains: False if operators were recorded and none is of a
+    backward. devices: the process's own numbers of the GPUs that ran the kernels. host: the machine, if
+    `tensorboard_trace_handler` named the file; a trace itself names neither its machine nor its GPUs
+    (output_json.cpp and DeviceProperties.cpp of Kineto at 002d991).
     """
 
     file: str
@@ -81,7 +81,9 @@ class Trace:
 
 
 def files_of(path: str) -> list[str]:
-    """The traces of a folder, by name; a file is itself. Raises Unreadable for a folder without any."""
+    """The traces in a folder, by name; for a file, the file. Raises Unreadable for a folder without
+    traces.
+    """
     if not Path(path).is_dir():
         return [path]
     files = sorted(str(f) for f in Path(path).iterdir() if f.name.endswith((".json", ".json.gz")))
@@ -91,13 +93,15 @@ def files_of(path: str) -> list[str]:
 
 
 def read(path: str) -> Trace:
-    """One file, plain or gzipped. Raises Unreadable for what is no whole trace, or says what cannot be."""
+    """Read one file, plain or gzipped. Raises Unreadable if it is no whole trace, or holds
+    impossible values.
+    """
     file, launches, notes, cpu = plain(Path(path).name), {}, [], []
     beside: dict = {}
     gpu: list[tuple[str, Event]] = []
-    names: dict[str, str] = {}  # a trace repeats few names
+    names: dict[str, str] = {}  # one string for each name, because events repeat few names
     strange: set[str] = set()
-    called: set[str] = set()  # devices that are known from calls alone
+    called: set[str] = set()  # devices that are known only from the host's calls
     gpus: set[str] = set()
     operators = backward = False
     try:
@@ -136,16 +140,16 @@ def read(path: str) -> Trace:
     launches.pop(None, None)
     if not gpu and not cpu:
         raise Unreadable(f"{file} has no kernels and no operators: was anything run while it was recorded?")
-    told = beside.get("distributedInfo")
-    told = told if isinstance(told, dict) else {}
-    rank, groups, size = told.get("rank"), told.get("pg_config"), told.get("world_size")
+    job = beside.get("distributedInfo")
+    job = job if isinstance(job, dict) else {}
+    rank, groups, size = job.get("rank"), job.get("pg_config"), job.get("world_size")
     if type(rank) is not int or not 0 <= rank < 10**9:
         rank = int(in_name[1]) if (in_name := _RANK.search(file)) else None
     groups = [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
     size = size if type(size) is int and 0 < size <= 100_000 else None
     if not gpu:
         strange |= called
-        has_gpus = launches or beside.get("deviceProperties") or "nccl" in str(told.get("backend"))
+        has_gpus = launches or beside.get("deviceProperties") or "nccl" in str(job.get("backend"))
         if has_gpus and not strange and not any(note.name.startswith("gloo:") for note in notes):
             strange.add("GPU")
     trains = backward or not operators
@@ -170,7 +174,7 @@ NEEDED = (
 
 
 def _event(file: str, found: dict, name: str) -> Event:
-    """An event with the arguments that are needed, if sound. Raises Unreadable where its times are not."""
+    """An event with its needed arguments, if they are valid. Raises Unreadable if its times are not."""
     start: Any = found.get("ts")
     lasts, args = found.get("dur"), found.get("args") or {}
     wrong = None
@@ -194,7 +198,7 @@ def _is_sound(value: object) -> bool:
 
 
 def _events(path: str, beside: dict) -> Iterator[object]:
-    """The events of a file; what stands beside them goes into `beside`."""
+    """The events of a file; the fields beside the list of events are added to `beside`."""
     name, decode = plain(Path(path).name), json.JSONDecoder().raw_decode
     with open_file(path) as raw:
         file = io.TextIOWrapper(gzip.open(raw) if raw.peek(2).startswith(b"\x1f\x8b") else raw, "utf-8")
@@ -236,7 +240,7 @@ def _events(path: str, beside: dict) -> Iterator[object]:
 
 
 def _object(text: str) -> dict:
-    """What stands before or behind the events; nothing where it cannot be read."""
+    """The fields before or after the list of events; {} if they cannot be read."""
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):

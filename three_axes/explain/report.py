@@ -1,4 +1,4 @@
-"""What one or many traces say, as text and for other programs."""
+"""What one or many traces report, as text and for other programs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .reading import read
 from .skew import Skew, skews
 from .split import UNSAID, Split, split
 
-GROUPS = 4  # whose waiting is shown
-KERNELS = 5  # that are not recognised, by name
-ROWS = 12  # kinds of collective that are shown
-TOLD = ("rank", "file", "seconds", "steps", "parts", "communication", "hidden", "working")  # of a rank
+GROUPS = 4  # groups whose waiting is reported
+KERNELS = 5  # unrecognised kernels that are named
+ROWS = 12  # kinds of collective in the table
+TOLD = ("rank", "file", "seconds", "steps", "parts", "communication", "hidden", "working")  # of each rank
 
 
 @dataclass
 class Explained:
-    """What was read of one recording. splits: of each rank. unknown: what these traces do not say. skews: who
-    waited for whom.
+    """The report on one recording. splits: one for each rank. unknown: sentences on what these traces do not
+    contain. skews: which rank waited for which.
     """
 
     splits: list[Split]
@@ -32,13 +32,13 @@ class Explained:
     skews: list[Skew]
 
     def parts(self) -> Table:
-        """Where the time of a step went, on each rank."""
+        """A table of each rank's time in a step, by part."""
         names = dict.fromkeys(part for s in self.splits for part in s.parts)
         rows = [[name] for name in names if any(s.parts.get(name, 0) > 0 for s in self.splits)]
-        shown = self.splits if len(self.splits) <= 4 else self._extremes()
-        what = "a step" if all(s.steps for s in shown) else "what was recorded"
+        chosen = self.splits if len(self.splits) <= 4 else self._extremes()
+        what = "a step" if all(s.steps for s in chosen) else "what was recorded"
         columns, total = [what], ["together"]
-        for s in shown:
+        for s in chosen:
             columns += [f"rank {s.rank}", "share"]
             total += _in_a_step(s, s.seconds)
             for row in rows:
@@ -46,12 +46,14 @@ class Explained:
         return Table(columns, rows, total, title=f"where the time of {what} went")
 
     def _extremes(self) -> list[Split]:
-        """The slowest rank, one in the middle and the fastest, where there are many."""
+        """The slowest rank, one in the middle and the fastest."""
         ranked = sorted(self.splits, key=lambda s: -s.working)
         return [ranked[0], ranked[len(ranked) // 2], ranked[-1]]
 
     def collectives(self) -> Table:
-        """The slowest rank's, by kind, axis and size: how often, how long, how fast."""
+        """A table of the slowest rank's collectives, by kind, axis and size: how often, how long,
+        how fast.
+        """
         one = slowest(self.splits)
         kinds: dict[tuple, list[Collective]] = {}
         for c in one.collectives:
@@ -85,7 +87,7 @@ class Explained:
         )
 
     def sentences(self) -> list[str]:
-        """The share that is hidden, the slowest rank, and who waits for whom, in words."""
+        """Sentences on the share that is hidden, the slowest rank, and which rank waits for which."""
         one, sentences = slowest(self.splits), []
         if one.communication:
             also = f", {one.unsure:.1%} under kernels that are not recognised" * (one.unsure >= LEAST)
@@ -120,7 +122,7 @@ class Explained:
         )
 
     def missing(self) -> list[int]:
-        """Ranks of the same job without a file here."""
+        """Ranks of the job for which no file was given."""
         there = max(s.size or 0 for s in self.splits)
         return sorted(set(range(there)) - {s.rank for s in self.splits})
 
@@ -144,8 +146,8 @@ class Explained:
         return f"nothing takes more than one hundredth of the time beside computing{beside}"
 
     def json(self) -> dict:
-        """The report as a dict for other programs. Seconds are those of the whole recording. slowest: None
-        where no rank works longer than the others.
+        """The report as a dict, for --json. Seconds are those of the whole recording. slowest: None if no
+        rank works longer than the others.
         """
         return {
             "ranks": [{name: getattr(s, name) for name in TOLD} for s in self.splits],
@@ -158,17 +160,19 @@ class Explained:
 
 
 def explain(files: Sequence[str]) -> Explained:
-    """Read traces, one for each rank. Raises Unreadable where a file is no trace, or two are of one rank."""
+    """Read traces, one for each rank. Raises Unreadable if a file is no trace, or two are of the
+    same rank.
+    """
     splits: list[Split] = []
-    seen: dict[int | None, str] = {}
+    file_of: dict[int | None, str] = {}
     for i, file in enumerate(files):
         trace = read(file)
-        if trace.rank is not None and trace.rank in seen:
+        if trace.rank is not None and trace.rank in file_of:
             raise Unreadable(
-                f"{seen[trace.rank]} and {trace.file} are both of rank {trace.rank}: give one trace for each"
+                f"{file_of[trace.rank]} and {trace.file} are both of rank {trace.rank}: give one trace for each"
                 " rank"
             )
-        seen[trace.rank] = trace.file
+        file_of[trace.rank] = trace.file
         splits.append(split(trace, i))
     splits.sort(key=lambda s: s.rank)
     found, inconclusive = skews(splits)
@@ -229,8 +233,8 @@ def _unknown(splits: list[Split]) -> list[str]:
 
 
 def _on_one_number(splits: list[Split]) -> list[list[int]]:
-    """Ranks that may have had one GPU: of one machine, as far as that is known, and each calls it by the same
-    number. So do ranks that see one GPU each.
+    """Groups of ranks that may have shared a GPU: on one machine, as far as that is known, with the same
+    number for their GPU. (Ranks that see only their own GPU also have the same number.)
     """
     groups: dict[tuple[str, str], list[int]] = {}
     for s in splits:

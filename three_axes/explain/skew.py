@@ -1,9 +1,9 @@
-"""Waiting and transfer, told apart: who came last to the collectives that several ranks' traces have.
+"""Separates waiting from transfer: which rank came last to the collectives in several ranks' traces.
 
-No clocks are compared. All members of a group leave an all-reduce, an all-gather, a reduce-scatter or a
-barrier together, when the last rank has come and the bytes have moved. So the rank that came last was in it
-for the shortest time, and that time is the transfer; what another rank was in it for longer, it waited. An
-all-to-all is left out: of one with unequal parts each rank leaves when its own parts are there.
+Clocks are not compared. All ranks of a group leave an all-reduce, an all-gather, a reduce-scatter or a
+barrier at the same moment, when the last rank has entered and the bytes have moved. So the rank that entered
+last was in the collective for the shortest time. That time is the transfer; the rest of another rank's time
+is waiting. All-to-alls are left out: with unequal parts, each rank leaves when its own parts have arrived.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..table import ranks
 from .collectives import EXPERTS, Collective
 from .split import Split
 
-TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "barrier")  # that all ranks leave at once
-ALONE = ("all_to_all", *EXPERTS)  # that each rank leaves when its own parts are there
+TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "barrier")  # all ranks leave at the same moment
+ALONE = ("all_to_all", *EXPERTS)  # each rank leaves when its own parts have arrived
 
 
 @dataclass
 class Skew:
-    """One group's collectives, waiting told apart from transfer. waited: rank -> seconds of the whole
-    recording in which it waited for later ranks. transfer: seconds of a rank. last: how often each came last.
+    """Waiting and transfer in the collectives of one group. waited: rank -> seconds of the whole recording in
+    which it waited for later ranks. transfer: seconds of a rank. last: rank -> how often it entered last.
     """
 
     axis: str
@@ -34,11 +34,11 @@ class Skew:
 
     @property
     def latest(self) -> int:
-        """The rank that came last most often."""
+        """The rank that entered last most often."""
         return self.last.most_common(1)[0][0]
 
     def sentence(self) -> str:
-        """The mean wait of a rank, the transfer (both in ms), and who came last, in words."""
+        """A sentence with the mean wait of a rank, the transfer (both in ms), and the rank that came last."""
         mean = sum(self.waited.values()) / len(self.waited)
         late = self.latest
         return (
@@ -49,18 +49,20 @@ class Skew:
 
 
 def skews(splits: Sequence[Split]) -> tuple[list[Skew], list[str]]:
-    """(each group that two ranks or more tell of, the one with most waiting first; what is inconclusive)."""
-    told: dict[str, dict[int, list[Collective]]] = {}
+    """(a Skew for each group in at least two traces, the longest wait first; sentences on what is
+    unclear).
+    """
+    by_group: dict[str, dict[int, list[Collective]]] = {}
     for split in splits:
         for c in sorted(split.collectives, key=lambda c: c.start):
             if c.op in TOGETHER and c.group:
-                told.setdefault(c.group, {}).setdefault(split.rank, []).append(c)
+                by_group.setdefault(c.group, {}).setdefault(split.rank, []).append(c)
     found, inconclusive = [], []
     if len(splits) > 1 and any(c.op in ALONE for split in splits for c in split.collectives):
         inconclusive.append(
             "not known: who waits for whom in an all_to_all; a rank leaves it when its own parts are there"
         )
-    for members in told.values():
+    for members in by_group.values():
         axis = next(iter(members.values()))[0].axis
         if len(members) < 2:
             continue

@@ -1,7 +1,8 @@
-"""One rank's trace, split: every moment of it is in one part, and the parts sum to the whole.
+"""Splits one rank's time: every moment belongs to one part, and the parts sum to the whole.
 
-Computing counts first: it hides communication and copies, so a moment in which the GPU computes is computing.
-Exposed is the time in which a collective runs and nothing else does: a union of intervals, no sum of kernels.
+Computation counts first, because it hides communication and copies: a moment in which the GPU computes is
+compute. Exposed time is the time in which a collective runs and nothing else does. It is a union of
+intervals, not a sum of kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .reading import Event, Trace
 
 
 def union(spans) -> np.ndarray:
-    """The time in which at least one of these (start, end) runs."""
+    """The intervals (start, end) in which at least one of `spans` runs."""
     spans = np.asarray(spans, dtype=float).reshape(-1, 2)
     if not len(spans):
         return spans
@@ -30,10 +31,10 @@ def union(spans) -> np.ndarray:
 
 
 def both(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The time that is in a and in b."""
+    """The intervals that are in a and in b."""
     if not len(a) or not len(b):
         return np.empty((0, 2))
-    # Each piece of a meets the pieces of b from the first that ends after its start on.
+    # Each interval of a overlaps those of b from the first that ends after the interval's start.
     low, high = np.searchsorted(b[:, 1], a[:, 0], "right"), np.searchsorted(b[:, 0], a[:, 1], "left")
     counts = np.maximum(0, high - low)
     i = np.repeat(np.arange(len(a)), counts)
@@ -42,7 +43,7 @@ def both(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def without(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The time that is in a and not in b."""
+    """The intervals that are in a and not in b."""
     if not len(a):
         return a
     edges = np.r_[-np.inf, b.ravel(), np.inf].reshape(-1, 2)  # the gaps of b
@@ -55,10 +56,12 @@ def length(a: np.ndarray) -> float:
 
 
 OPTIMIZER = "Optimizer.step#"
-WITHIN = 0.99  # of what a GPU ran must be in the host's steps, so that these are its own
+WITHIN = (
+    0.99  # the share of the GPU's time that must lie in the host's steps, to use these as the GPU's steps
+)
 INSIDE = "Memcpy DtoD", "Memset"
-LEAST = 0.01  # of what was recorded: a kernel that is not recognised and takes less counts as computing
-LONG = 1000  # microseconds of a call; a shorter one is a launch, or asks something
+LEAST = 0.01  # of the recording: unrecognised kernels of one name that take less count as computation
+LONG = 1000  # microseconds of a call; a shorter call is a launch or a query
 BRIEF = 20  # microseconds between two kernels
 UNSAID = "idle, cause not known"
 STEP, LOADER = "ProfilerStep#", "enumerate(DataLoader)"
@@ -67,17 +70,19 @@ WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "
 
 @dataclass
 class Split:
-    """A rank's time, in seconds. parts: compute, optimizer, copies (between host and device), 'exposed AXIS'
-    for each axis, bubble, waiting for data, waiting for Python, idle; and where there are any: not
-    recognised, copies on the device, waiting for CUDA, and idle whose cause is not known. communication: with
-    what is hidden. hidden: the share under computation. unsure: the share under kernels that are not
-    recognised. alone: (operation, axis, bytes) -> how long collectives of that kind ran and nothing computed,
-    without what is bubble. exposed: (operation, axis) -> the same of all sizes. size: of the world. strange:
-    devices that are not read. unrecognised: a kernel's name -> how long it ran. calls: what the host called,
-    where the GPU waited for a long call -> how long. brief: idle time in gaps that are no longer than a
-    launch takes. devices: the GPUs that it ran on, by its own numbers. host: its machine, where that is
-    known. graphs: True where CUDA graphs were launched. pageable: True where some copies come from or go to
-    memory that is not pinned, or do not say. trains: False where no backward was recorded.
+    """A rank's time, in seconds.
+
+    parts: compute, optimizer, copies (between host and device), 'exposed AXIS' for each axis, bubble, waiting
+    for data, waiting for Python, idle; and if there are any: not recognised, copies on the device, waiting
+    for CUDA, and idle whose cause is not known. communication: exposed and hidden. hidden: its share under
+    computation. unsure: its share under kernels that are not recognised. alone: (operation, axis, bytes) ->
+    how long collectives of that kind ran while nothing computed, without the bubble. exposed: (operation,
+    axis) -> the same for all sizes together. size: of the world. strange: devices that are not read.
+    unrecognised: a kernel's name -> how long it ran. calls: the host's call -> how long the GPU waited during
+    it, for long calls. brief: idle time in gaps that are no longer than a launch takes. devices: the GPUs
+    that it ran on, by its own numbers. host: its machine, if known. graphs: True if CUDA graphs were
+    launched. pageable: True if some copies use memory that is not pinned, or of which that is not known.
+    trains: False if no backward was recorded.
     """
 
     rank: int
@@ -109,23 +114,23 @@ class Split:
 
     @property
     def working(self) -> float:
-        """What this rank needs when it waits for nobody."""
+        """Seconds without waiting for other ranks."""
         return self.seconds - self._exposed
 
     @property
     def may_wait(self) -> float:
-        """Of `working`, what may be waiting for others all the same."""
+        """The part of `working` that may be waiting for other ranks, since its cause is not known."""
         return self.parts.get(UNRECOGNISED, 0.0) + self.parts.get(UNSAID, 0.0)
 
 
 def split(trace: Trace, rank: int = 0) -> Split:
-    """Split a trace. rank: whose it is, where the trace does not say."""
+    """Split a trace. rank: the trace's rank, if the trace does not contain it."""
     rank = rank if trace.rank is None else trace.rank
     return _of_gpu(trace, rank) if trace.gpu else _of_cpu(trace, rank)
 
 
 def _noted(trace: Trace, name: str) -> np.ndarray:
-    """When the host was in something whose name begins so."""
+    """The intervals of the host's annotations whose name begins with `name`."""
     notes = (n for n in trace.notes if n.thread is not None and n.name.startswith(name))
     return union([(n.start, n.end) for n in notes])
 
@@ -138,7 +143,7 @@ def _of_gpu(trace: Trace, rank: int) -> Split:
     copies = [e for kind, e in rest if kind != "kernel"]
     inside, host = ([(e.start, e.end) for e in copies if _is_inside(e.name) == it] for it in (True, False))
     ran, steps = union([(e.start, e.end) for _, e in trace.gpu]), _noted(trace, STEP)
-    # A host that runs ahead ends its steps before the GPU has: then what was recorded is all there is.
+    # If the host runs ahead, its steps end before the GPU's. Then the whole recording is used.
     marks = steps if length(both(ran, steps)) > WITHIN * length(ran) else union([])
     every = [e for kind, e in rest if kind == "kernel"]
     strangers = _unrecognised(every, np.concatenate([ran, marks]))
@@ -165,12 +170,12 @@ def _of_gpu(trace: Trace, rank: int) -> Split:
 
 
 def _is_inside(name: str) -> bool:
-    """True for a copy within the device, which no host's memory takes part in."""
+    """Whether a copy is within the device, without the host's memory."""
     return name.startswith(INSIDE)
 
 
 def _unrecognised(kernels: list[Event], whole: np.ndarray) -> dict[str, float]:
-    """Name -> seconds of the kernels that are not recognised and take `LEAST` of the whole or more."""
+    """Name -> seconds, for unrecognised kernels that take `LEAST` of the whole or more."""
     took: dict[str, float] = {}
     for e in kernels:
         if known(e.name).does == UNRECOGNISED:
@@ -182,12 +187,12 @@ def _unrecognised(kernels: list[Event], whole: np.ndarray) -> dict[str, float]:
 
 
 def _of_cpu(trace: Trace, rank: int) -> Split:
-    """Ranks over gloo: what its threads ran is communication, operators are computation. A step may begin
-    before the first operator, where a rank reads its data first.
+    """Split a trace of ranks over gloo: its threads communicate, operators compute. A step may begin before
+    the first operator, if a rank reads its data first.
     """
     sent = [of_gloo(note, trace.groups) for note in trace.notes if note.name.startswith("gloo:")]
     cpu, steps = trace.cpu, _noted(trace, STEP)
-    if len(steps):  # what ran before the first, or after the last, belongs to none
+    if len(steps):  # events before the first step and after the last belong to no step
         first, last = steps[0, 0], steps[-1, 1]
         sent = [c for c in sent if first <= c.start < last]
         cpu = [e for e in cpu if first <= e.start < last]
@@ -200,8 +205,8 @@ def _of_cpu(trace: Trace, rank: int) -> Split:
 
 
 def _parts(trace: Trace, rank: int, on_gpu: bool, sent, computing, optimizer, copies, inside, also, unsure):
-    """(a split without what idle time was for, the intervals of that). inside: copies within the device.
-    also: spans that belong to the whole. unsure: kernels that are not recognised.
+    """(a split in which idle time is not yet explained, the idle intervals). inside: copies within the
+    device. also: intervals that extend the whole. unsure: kernels that are not recognised.
     """
     communicating = union([(c.start, c.end) for c in sent])
     spans = np.concatenate([computing, optimizer, unsure, copies, inside, communicating, also])
@@ -240,7 +245,7 @@ def _parts(trace: Trace, rank: int, on_gpu: bool, sent, computing, optimizer, co
 
 
 def _alone(sent: list[Collective], busy: np.ndarray, kind: Callable[[Collective], tuple]) -> dict:
-    """Kind -> seconds in which collectives of that kind ran and nothing computed, without what is bubble."""
+    """Kind -> seconds in which collectives of that kind ran while nothing computed, without the bubble."""
     kinds: dict[tuple, list[Collective]] = {}
     for c in sent:
         kinds.setdefault(kind(c), []).append(c)
@@ -254,8 +259,8 @@ def _alone(sent: list[Collective], busy: np.ndarray, kind: Callable[[Collective]
 
 
 def _beyond_the_fastest(sent: list[Collective]) -> list[tuple[float, float]]:
-    """A send or receive begins to wait at once and moves its bytes at the end: what it takes longer than the
-    fastest of its size was waiting for the neighbour.
+    """The waiting in sends and receives. Each begins to wait at once and moves its bytes at its end, so the
+    time beyond the fastest one of the same size was waiting for the neighbour.
     """
     fastest: dict[tuple, float] = {}
     for c in sent:
@@ -265,9 +270,10 @@ def _beyond_the_fastest(sent: list[Collective]) -> list[tuple[float, float]]:
 
 
 def _idle(made: Split, trace: Trace, gaps: np.ndarray) -> None:
-    """Say of each gap in which the GPU idles what it waited for. A kernel that was launched after the gap
-    began waited for the host, and so does a gap behind the last. One that had been launched waited on the
-    device, and the trace does not say for what. Of one whose launch was not recorded nothing is known.
+    """Find for each idle gap of the GPU what it waited for. If the next kernel was launched after the gap
+    began, the GPU waited for the host; so it did in a gap after the last kernel. If it was launched before,
+    the GPU waited for something on the device, which is not in the trace. Without a recorded launch, nothing
+    is known.
     """
     calls = {e.start: trace.launches.get(e.args.get("correlation")) for _, e in trace.gpu}
     late: list[tuple[object, np.ndarray]] = []  # (thread of the host, gap)
@@ -293,7 +299,7 @@ def _idle(made: Split, trace: Trace, gaps: np.ndarray) -> None:
 
 
 def _in_calls(made: Split, trace: Trace, late: list[tuple[object, np.ndarray]]) -> np.ndarray:
-    """When the thread that was waited for was in a long call of CUDA, and not in the loader."""
+    """The intervals in which the host's thread was in a long call of CUDA, and not in the loader."""
     loading, found = _noted(trace, LOADER), []
     by_thread: dict[object, list[np.ndarray]] = {}
     for thread, gap in late:
@@ -309,6 +315,6 @@ def _in_calls(made: Split, trace: Trace, late: list[tuple[object, np.ndarray]]) 
 
 
 def _waiting(trace: Trace, waited: np.ndarray) -> dict[str, float]:
-    """Time in which the host was waited for: for the loader's batch, or for Python."""
+    """The time in which the GPU waited for the host: for the loader's batch, or for Python."""
     for_data = length(both(waited, _noted(trace, LOADER)))
     return {"waiting for data": for_data / 1e6, "waiting for Python": (length(waited) - for_data) / 1e6}
