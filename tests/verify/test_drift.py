@@ -11,8 +11,8 @@ import torch
 from drops import b5
 from three_axes.__main__ import main
 from three_axes.verify.drift import Copies
+from three_axes.verify.findings import axis_of
 from three_axes.verify.marks import distance, mark
-from three_axes.verify.said import axis_of
 
 SCRIPT = """
 import sys, torch, torch.distributed as dist

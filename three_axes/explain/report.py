@@ -164,15 +164,15 @@ def explain(files: Sequence[str]) -> Explained:
     same rank.
     """
     splits: list[Split] = []
-    file_of: dict[int | None, str] = {}
+    paths: dict[int | None, str] = {}
     for i, file in enumerate(files):
         trace = read(file)
-        if trace.rank is not None and trace.rank in file_of:
+        if trace.rank is not None and trace.rank in paths:
             raise Unreadable(
-                f"{file_of[trace.rank]} and {trace.file} are both of rank {trace.rank}: give one trace for each"
+                f"{paths[trace.rank]} and {trace.file} are both of rank {trace.rank}: give one trace for each"
                 " rank"
             )
-        file_of[trace.rank] = trace.file
+        paths[trace.rank] = trace.file
         splits.append(split(trace, i))
     splits.sort(key=lambda s: s.rank)
     found, inconclusive = skews(splits)

@@ -1,4 +1,5 @@
-"""Is a split model the model? One device against many, and a script whose copies must stay equal.
+"""Does a split model compute what the whole model computes? Compares ranks with one device, or copies in a
+script.
 
     torchrun --nproc-per-node 4 -m three_axes verify train.py --its-arguments
 

@@ -1,4 +1,4 @@
-"""What two ranks are to each other: replicas, stages of a pipeline, parts of a layer."""
+"""The relation between two ranks: replicas, stages of a pipeline, or parts of a layer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from .marks import FLAT, PARAMETER, Mark, Marks
 
-MOST = 0.75  # of two ranks' parameters are equal where these are replicas
+MOST = 0.75  # the share of equal parameters from which on two ranks are replicas
 
 
 class Between:
-    """What two ranks are to each other, from their first marks and from what each heard of its groups."""
+    """The relation between two ranks, from the first marks of their tensors and from what `Heard` noted."""
 
     def __init__(self, first: Sequence[Marks], heard: Sequence[Mapping]):
         self._first, self._heard = first, heard
@@ -38,10 +38,10 @@ class Between:
         self._stage = {rank: i for ranks in pipelines for i, rank in enumerate(ranks)}
 
     def kind(self, name: str, rank: int) -> Hashable:
-        """A key that is equal on ranks that hold copies, as far as a tensor and its module say. Ones and
-        zeros are equal everywhere, and may be shards of a tensor that is cut with the others of its module
-        (a bias beside its matrix): these must be equal too. An expert is another
-        one at each place of its all-to-all.
+        """A key that is equal on ranks that hold copies of a tensor, as far as the tensor and its module
+        show. Tensors of ones or zeros are equal everywhere, even as shards (a bias cut with its matrix): for
+        these, the module's other tensors must be equal too. An expert counts as different at each position in
+        its all-to-all.
         """
         marks = self._first[rank]
         module, mine = name.rpartition(".")[0], marks[name]
@@ -52,8 +52,8 @@ class Between:
         return mine.digest, mine.copies, tuple(beside) if mine.constant else (), place
 
     def replicas(self, a: int, b: int) -> bool:
-        """True where two ranks hold one model: three quarters of the parameters that both have are equal, not
-        counting those of equal numbers. One that differs may be a mistake.
+        """Whether two ranks hold one model: of the parameters that both have, three quarters are equal.
+        Parameters of equal numbers are not counted. A parameter that differs may be a mistake.
         """
         return self._equal_share(a, b) >= MOST
 
@@ -63,8 +63,8 @@ class Between:
         return sum(what(a, name) == what(b, name) for name in both) / max(1, len(both))
 
     def stages_apart(self, name: str, a: int, b: int) -> bool:
-        """True for stages of a pipeline that were seeded alike, so that their names and numbers are equal and
-        their layers are not the same; or where others of the tensor's module differ.
+        """Whether two ranks are stages of a pipeline that were seeded alike: names and numbers are equal, but
+        the layers are different ones. Or whether other tensors of the tensor's module differ.
         """
         if self._stage[a] == self._stage[b] or any({a, b} <= set(g) for g in self.summed.get(name, ())):
             return False
@@ -77,15 +77,15 @@ class Between:
         return 2 * len(both) > len(self._fixed[a]) and len(both) > 1 and self._equal_share(a, b) == 1
 
     def constants_are_copies(self, name: str, a: int, b: int) -> bool:
-        """True where a parameter of equal numbers is a copy: on replicas; beside another parameter of its
-        module that is a copy; or where it has the length of the model's width, which is not cut, and
-        activations pass between the two ranks by collectives.
+        """Whether a parameter of equal numbers is a copy. It is on replicas, and beside another parameter of
+        its module that is a copy. It also is if it is as long as the model's width, which is not cut, and
+        activations are sent between the two ranks by collectives.
         """
-        if self._first[a][name].copies:  # a DTensor says so itself
+        if self._first[a][name].copies:  # a DTensor has this information
             return True
         module = name.rpartition(".")[0]
         beside = any(other.rpartition(".")[0] == module for other in self._fixed[a])
-        if name.startswith(FLAT):  # a piece of all weights, it may be
+        if name.startswith(FLAT):  # it may be a piece of all weights
             return False
         if beside or self.replicas(a, b):
             return True
@@ -93,11 +93,11 @@ class Between:
         return wide and (not self._heard or self.activations_pass(a, b))
 
     def activations_pass(self, a: int, b: int) -> bool:
-        """True where both ranks take part in collectives that a module's forward calls."""
+        """Whether both ranks take part in collectives that a module's forward calls."""
         return any(a in g and b in g for g in self._inside)
 
     def data_parallel(self, a: int, b: int) -> bool:
-        """True where gradients are summed over two ranks that hold one model, and nothing else passes."""
+        """Whether the gradients of two ranks with the same model are summed, and nothing else is sent."""
         with_both = lambda groups: any(a in g and b in g for g in groups)
         if with_both(self._inside) or with_both(self._swaps):
             return False
@@ -107,7 +107,7 @@ class Between:
 
 
 def _width(marks: Iterable[Mark]) -> int:
-    """The size that most matrices have as one of theirs; 0 where there are none."""
+    """The size that occurs in most matrices; 0 if there is none."""
     sizes: Counter[int] = Counter()
     number = 0
     for one in marks:
@@ -119,7 +119,7 @@ def _width(marks: Iterable[Mark]) -> int:
 
 
 def classes(ranks: Iterable[int], alike: Callable[[int, int], bool]) -> list[list[int]]:
-    """The ranks in groups, two together where they are alike or something is alike to both."""
+    """Groups of ranks: two ranks are together if they are alike, or connected by ranks that are alike."""
     ranks = list(ranks)
     of = {rank: [rank] for rank in ranks}
     for a, b in itertools.combinations(ranks, 2):

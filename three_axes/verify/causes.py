@@ -1,4 +1,4 @@
-"""Why the ranks' tensors are not the twin's: the reductions, factors and rows that would make them so."""
+"""Why the ranks' tensors differ from the twin's: tries reductions, factors and rows that would explain it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 
 from .pieces import Mesh
 
-MOST_DECAY = 0.2  # of a weight, in a step
-TOKENS = 512  # of a rank's tokens so many are looked for
-NEAR = 2e-3  # of a factor from 1: its difference says more
-SLIGHT = 0.05  # of an output's length: a rank whose tokens are all off by less computes otherwise
+MOST_DECAY = 0.2  # largest share of a weight that weight decay removes in a step
+TOKENS = 512  # of a rank's tokens, so many are compared with the twin's
+NEAR = 2e-3  # a factor nearer to 1 is printed as its difference from 1
+SLIGHT = 0.05  # of an output's length: if all of a rank's tokens are off by less, the computation differs
 NOTHING = 1e-300
-MOST_KINDS = 3  # kinds of tensors that are tried together, in a norm
-CHANCE = 5e-3  # that one of all sets that are tried fits a norm although it is not the cause, about
+MOST_KINDS = 3  # kinds of tensors that are tried together as the cause of a wrong norm
+CHANCE = 5e-3  # about the probability that one of the tried sets fits a norm by chance
 
 
 @dataclass(frozen=True)
 class Cause:
-    """kind: 'not summed', 'scaled' and so on. axes: along which. text: for the reader."""
+    """A cause. kind: 'not summed', 'scaled' and so on. axes: the axes concerned. text: for the reader."""
 
     kind: str
     axes: tuple[str, ...] = ()
@@ -34,14 +34,14 @@ UNEXPLAINED = Cause("unexplained", text="no sum, mean or factor of what the rank
 
 
 def apart(a: torch.Tensor, b: torch.Tensor, least: float = 0.0) -> float:
-    """|a − b| / |b|, where |b| counts as `least` at least. NaN where one of them has NaN."""
+    """|a − b| / |b|, where |b| counts as at least `least`. NaN if a or b has NaN."""
     a, b = a.double().flatten(), b.double().flatten()
     difference = float((a - b).norm())
     return difference / max(float(b.norm()), least, NOTHING) if difference else 0.0
 
 
 def factor(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
-    """(the best c, how far a is from c · b)."""
+    """(c, |a − c · b| / |a|) for the c that makes the difference smallest."""
     a, b = a.double().flatten(), b.double().flatten()
     c = float(a @ b) / max(float(b @ b), NOTHING)
     return c, float((a - c * b).norm()) / max(float(a.norm()), NOTHING)
@@ -54,7 +54,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def classes_text(classes: Mapping[int, object]) -> str:
-    """'ranks 0, 2 | 1, 3', of ranks whose classes differ."""
+    """'ranks 0, 2 | 1, 3': ranks of one class together, classes separated by |."""
     members: dict[object, list[str]] = {}
     for rank, kind in sorted(classes.items()):
         members.setdefault(kind, []).append(str(rank))
@@ -62,29 +62,31 @@ def classes_text(classes: Mapping[int, object]) -> str:
 
 
 def along(axes: Iterable[str]) -> str:
-    """'dp and tp'; 'no axis' where there are none."""
+    """'dp and tp'; 'no axis' for no axes."""
     return " and ".join(axes) or "no axis"
 
 
 def differing(kind: str, text: str, classes: Mapping[int, object], mesh: Mesh) -> Cause:
-    """A cause for what is not the same on all ranks. classes: rank -> what is equal where it is the same."""
+    """A cause for values that should be equal on all ranks. classes: rank -> a key, equal for equal
+    values.
+    """
     axes = tuple(mesh.differing(classes))
     return Cause(kind, axes, f"{text} along {along(axes)} ({classes_text(classes)})")
 
 
 def scaled(factors: Mapping[int, float], mesh: Mesh) -> Cause:
-    """A cause for tensors that are a multiple of the twin's. factors: of each rank."""
+    """A cause for tensors that are a multiple of the twin's. factors: rank -> factor."""
     values = list(factors.values())
     if max(values) - min(values) > 1e-4 * max(map(abs, values)):
         classes = {rank: times(c) for rank, c in factors.items()}
-        said = ", ".join(f"{words} on rank {rank}" for rank, words in classes.items())
-        return differing("scaled", f"{said}: differs", classes, mesh)
+        phrase = ", ".join(f"{words} on rank {rank}" for rank, words in classes.items())
+        return differing("scaled", f"{phrase}: differs", classes, mesh)
     axes, words = size_text(values[0], mesh)
     return Cause("scaled", axes, f"{times(values[0])}{words}")
 
 
 def times(c: float) -> str:
-    """'0.5 times the twin's'; of a factor near 1 the difference: '3.6e-05 of it more than the twin's'."""
+    """'0.5 times the twin's'; for a factor near 1 the difference: '3.6e-05 of it more than the twin's'."""
     if abs(c - 1) >= NEAR:
         return f"{c:.4g} times the twin's"
     if abs(c - 1) < 1e-7:
@@ -93,7 +95,7 @@ def times(c: float) -> str:
 
 
 def size_text(c: float, mesh: Mesh) -> tuple[tuple[str, ...], str]:
-    """(the axes whose size the factor c may be, or one over it, or a root of it; the same in words)."""
+    """(the axes whose size is the factor c, or 1/c, or the root of these; the same as text)."""
     root = "the root of the size of"
     for power, words in (
         (1, "the size of"),
@@ -110,10 +112,11 @@ def size_text(c: float, mesh: Mesh) -> tuple[tuple[str, ...], str]:
 
 @dataclass
 class Parts:
-    """One tensor: what each rank has of it, what the rank should have, and where that lies in the whole.
+    """One tensor: what each rank holds of it, what the rank should hold, and where that part lies in the
+    whole.
 
-    tolerance: relative, of what counts as equal. usual: the root of the mean square of the whole's numbers; a
-    part that is smaller than that is measured by it.
+    tolerance: the relative difference below which tensors count as equal. usual: the root mean square of the
+    whole tensor's numbers. The difference of a part that is smaller than that is taken relative to `usual`.
     """
 
     mesh: Mesh
@@ -124,7 +127,9 @@ class Parts:
     where: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def off(self, least: float = 0.0) -> float:
-        """The farthest rank's distance. NaN and nothing at all are far."""
+        """The largest relative difference of any rank. NaN, or an empty part, counts as a large
+        difference.
+        """
         return max((self._off(rank, least) for rank in self.got), default=0.0)
 
     def _off(self, rank: int, least: float = 0.0) -> float:
@@ -133,7 +138,9 @@ class Parts:
         return math.inf if math.isnan(off) else off
 
     def cause(self) -> Cause:
-        """A factor, a missing sum, a rounding, some ranks alone: the first that fits, else `UNEXPLAINED`."""
+        """The first cause that fits: a factor, a missing sum, rounding, wrong on some ranks; or
+        UNEXPLAINED.
+        """
         fits = {rank: factor(self.got[rank], self.wanted[rank]) for rank in self.got}
         multiples = all(rest <= self.tolerance and c for c, rest in fits.values())
         if multiples and any(abs(c - 1) > self.tolerance for c, _ in fits.values()):
@@ -150,11 +157,11 @@ class Parts:
         return UNEXPLAINED
 
     def _not_reduced(self, axes: tuple[str, ...]) -> Cause | None:
-        """A cause where the sum over these axes, or a multiple of it, is what each rank should have."""
+        """A cause if the sum over these axes, or a multiple of the sum, is what each rank should have."""
         factors = []
         for group in self.mesh.groups(axes, sorted(self.got)):
             if any(not torch.equal(self.where[rank], self.where[group[0]]) for rank in group):
-                return None  # they hold other elements
+                return None  # these ranks hold different elements
             total = sum((self.got[rank].double() for rank in group), torch.zeros(()))
             fits = [factor(total, self.wanted[rank]) for rank in group]
             if not all(rest <= self.tolerance and c for c, rest in fits):
@@ -182,9 +189,9 @@ class Parts:
         decays = [factor(self.got[rank] - self.wanted[rank], weights[rank]) for rank in self.got]
         if all(rest <= 1e-3 and abs(c) < MOST_DECAY for c, rest in decays):
             c = max((c for c, _ in decays), key=abs)
-            said = f"the difference is {c:.2g} times the weight itself"
+            phrase = f"the difference is {c:.2g} times the weight itself"
             return Cause(
-                "weight decay", text=f"{said}: {'more' if c < 0 else 'less'} weight decay than the twin's"
+                "weight decay", text=f"{phrase}: {'more' if c < 0 else 'less'} weight decay than the twin's"
             )
         for classes in self.copies().values():
             if len(set(classes.values())) > 1:
@@ -192,7 +199,7 @@ class Parts:
         return cause
 
     def copies(self) -> dict[bytes, dict[int, bytes]]:
-        """For each place in the whole, what each rank has of it."""
+        """Place in the whole -> rank -> the bytes that the rank has there."""
         copies: dict[bytes, dict[int, bytes]] = {}
         for rank, tensor in self.got.items():
             copies.setdefault(self.where[rank].numpy().tobytes(), {})[rank] = tensor.numpy().tobytes()
@@ -207,10 +214,10 @@ def of_rows(
     each: int = 1,
     unit: str = "row",
 ) -> Cause | None:
-    """A cause where a gradient is made of the same gradients of rows as the twin's, with other weights. rows:
-    the gradients of parts of the batch. each: rows of a part. unit: 'row', or 'token' of each row.
+    """A cause if a gradient is a sum of the same gradients of rows as the twin's, but with other weights.
+    rows: the gradients of parts of the batch. each: rows of a part. unit: 'row', or 'token' of each row.
     """
-    places = [i for i, row in enumerate(rows) if row.isfinite().all() and row.any()]  # the rest is padding
+    places = [i for i, row in enumerate(rows) if row.isfinite().all() and row.any()]  # without padding
     if not places:
         return None
     basis = torch.stack([rows[i].double().flatten() for i in places], 1)
@@ -231,20 +238,20 @@ def of_rows(
         else:
             runs.append([i, i, ratio])
     often = lambda ratio: "once" if ratio == 1 else f"{ratio:g} times"
-    said = ", ".join(f"{_part(a, b, each, unit)} {often(ratio)}" for a, b, ratio in runs if ratio)
-    said = f"of each row {said}" if unit == "token" else said
+    phrase = ", ".join(f"{_part(a, b, each, unit)} {often(ratio)}" for a, b, ratio in runs if ratio)
+    phrase = f"of each row {phrase}" if unit == "token" else phrase
     if 0.0 in ratios:
         gone = ", ".join(_part(a, b, each, unit) for a, b, ratio in runs if not ratio)
         rows_in_all = len(rows) * each
-        return Cause("rows missing", text=f"{gone} of {rows_in_all} missing; {said} what they should count")
+        return Cause("rows missing", text=f"{gone} of {rows_in_all} missing; {phrase} what they should count")
     if all(ratio == int(ratio) for ratio in ratios):
         return Cause(
-            "rows repeated", text=f"{said} what they should count: summed again with each microbatch?"
+            "rows repeated", text=f"{phrase} what they should count: summed again with each microbatch?"
         )
     why = "a mean of means, of shares with unequal numbers of tokens"
     if 1.0 in ratios:
         why = "a factor that some of them get once more than others"
-    return Cause("rows weighted", text=f"{said} what they should count: {why}?")
+    return Cause("rows weighted", text=f"{phrase} what they should count: {why}?")
 
 
 def of_masks(
@@ -254,8 +261,8 @@ def of_masks(
     tolerance: float,
     each: int,
 ) -> Cause | None:
-    """A cause where a gradient has in it what the batch's mask leaves out. rows, unmasked: the gradients of
-    parts of the batch, with the mask and as if it left nothing out.
+    """A cause if a gradient includes tokens that the batch's mask leaves out. rows, unmasked: the gradients
+    of parts of the batch, with the mask, and with a mask that leaves nothing out.
     """
     rows = [row if row.isfinite().all() else torch.zeros_like(row) for row in rows]  # a mean over no token
     apart_by = [apart(there, row) for row, there in zip(rows, unmasked)]
@@ -283,7 +290,7 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _part(first: int, last: int, each: int, unit: str = "row") -> str:
-    """'row 3', 'rows 1–4': from 1 on, of parts of `each` rows that are numbered from 0."""
+    """'row 3', 'rows 1–4': counted from 1, for parts of `each` rows that are numbered from 0."""
     a, b = first * each + 1, (last + 1) * each
     return f"{unit}s {a}–{b}" if b > a else f"{unit} {a}"
 
@@ -303,8 +310,8 @@ def of_norms(
     squares_of: Mapping[str, float],
     in_parts: Mapping[tuple[str, ...], Collection[str]],
 ) -> Cause:
-    """The cause of a wrong norm that gradients are clipped by. squares_of: name -> the sum of squares of the
-    twin's gradient. in_parts: axes -> the names of what ranks along these axes hold in parts.
+    """The cause of a wrong norm in gradient clipping. squares_of: name -> the sum of squares of the twin's
+    gradient. in_parts: axes -> the names of the gradients that ranks along these axes hold in parts.
     """
     near = lambda a, b: math.isclose(a, b, rel_tol=max(tolerance, 1e-7))
     for axes in mesh.sets_of_axes():
@@ -342,9 +349,9 @@ def _counted_often(
     squares_of: Mapping[str, float],
     in_parts: Mapping[tuple[str, ...], Collection[str]],
 ) -> Cause | None:
-    """A cause where some tensors' squares are in the norm as often as an axis has ranks. All are tried that
-    the axis has copies of, each tensor alone, all of a name but for its numbers, and up to three of these
-    kinds together.
+    """A cause if the squares of some tensors are in the norm once for each rank of an axis. Tried are: all
+    tensors of which the axis has copies; each tensor alone; all tensors whose names differ only in numbers;
+    and up to three such kinds together.
     """
     kinds: dict[str, list[str]] = {}
     for name in squares_of:
@@ -372,8 +379,8 @@ def _counted_often(
 
 
 def of_output(got: Mapping[int, list], whole: list, mesh: Mesh, tolerance: float) -> Cause | None:
-    """Why what a module gives is not, on each rank, tokens and features of what it gives in the twin. None
-    where it is, or where shapes say nothing.
+    """Why a module's output on a rank is not a part (tokens and features) of its output in the twin. None if
+    it is, or if the shapes do not allow a comparison.
     """
     near = lambda far: far is not None and bool((far <= tolerance).all())
     every = {rank: _distances(parts, whole) for rank, parts in got.items()}
@@ -400,8 +407,8 @@ def of_output(got: Mapping[int, list], whole: list, mesh: Mesh, tolerance: float
             " differs: another precision, or another constant of a norm"
         )
         return Cause("arithmetic", tuple(mesh.differing({r: r in slightly for r in right})), text)
-    said = ", ".join(f"{sum(mine)} of {len(mine)} tokens of rank {rank}" for rank, mine in right.items())
-    text = f"right for {said}. Look at the tokens' positions, their order and their mask"
+    phrase = ", ".join(f"{sum(mine)} of {len(mine)} tokens of rank {rank}" for rank, mine in right.items())
+    text = f"right for {phrase}. Look at the tokens' positions, their order and their mask"
     return Cause("some tokens", tuple(mesh.differing(right)), text)
 
 
@@ -413,8 +420,8 @@ def _sum_off(parts: list[list[torch.Tensor]], whole: list[torch.Tensor]) -> torc
 
 
 def _distances(parts: list[torch.Tensor], whole: list[torch.Tensor]) -> torch.Tensor | None:
-    """How far each of a rank's tokens is from the nearest of the twin's, in their mean length. A rank may
-    have some of the tokens, and some of each one's features.
+    """For each of a rank's tokens, the distance to the nearest of the twin's tokens, relative to their mean
+    length. A rank may have only some of the tokens, and only some of each token's features.
     """
     mine, theirs = _tokens(parts), _tokens(whole)
     if mine is None or theirs is None or theirs.shape[1] % mine.shape[1]:
@@ -428,7 +435,7 @@ def _distances(parts: list[torch.Tensor], whole: list[torch.Tensor]) -> torch.Te
 
 
 def _tokens(parts: list[torch.Tensor]) -> torch.Tensor | None:
-    """(tokens, features) of all calls of a module."""
+    """(tokens, features): the outputs of all calls of a module."""
     parts = [part.double() for part in parts if part.dim() > 1]
     if not parts or len({part.shape[-1] for part in parts}) > 1:
         return None

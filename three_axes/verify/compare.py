@@ -1,4 +1,6 @@
-"""The first place where the ranks' steps part from their twin's, and why. It needs only what they saw."""
+"""Finds the first difference between the ranks' steps and their twin's, and its cause, from their
+`Seen` only.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,13 @@ from .record import Seen, Tensors
 from .verdict import EXACT, Twin, Verdict, Wrong, by_cause, of_dropouts
 
 DOUBLE = torch.finfo(torch.float64).eps
-ROUNDINGS = 4  # so many units in the last place are nothing, in other types
-SPREAD = 8  # what two orders of sums may be apart, in measured spreads
-FAR = 16  # medians: behind a first step some parameters spread so far, and which ones differs from run to run
-SMALL = 1e-6  # of the largest gradient: what is below may be nothing but rounding
+ROUNDINGS = 4  # in types other than float64: units in the last place that are no difference
+SPREAD = 8  # measured spreads by which two orders of summation may differ
+FAR = 16  # medians: after the first step some parameters' spread is larger, of other ones in each run
+SMALL = 1e-6  # of the largest gradient: a smaller gradient may be only rounding
 OF_ROWS = "rows missing", "rows repeated", "rows weighted", "padding counted"
 REFUSED = "rows could not be tried: "
-VISIBLE = 1e-4  # of a tensor's largest gradient: Adam makes a full step of less as well, and of its rounding
+VISIBLE = 1e-4  # of a tensor's largest gradient: for smaller ones, and for rounding, Adam's step is as large
 
 
 class Comparison:
@@ -55,7 +57,7 @@ class Comparison:
         self.verdict = Verdict(layout, exact=self._eps == DOUBLE, least=self._allowed(0))
 
     def made(self) -> Verdict:
-        """The verdict. The comparison stops behind the first part of a step that is not the twin's."""
+        """The verdict. The comparison stops after the first part of a step that differs from the twin's."""
         if not self.verdict.add(by_cause(0, "weights", self._weights()), "weights"):
             any(self._step(number) for number in range(len(self.twin.steps)))
         self.verdict.add(
@@ -64,14 +66,14 @@ class Comparison:
         return self.verdict
 
     def _allowed(self, number: int, spread: float = 0.0) -> float:
-        """The relative difference that is allowed in step `number` (from 0). spread: of the quantity itself,
-        as the twin's two runs show it.
+        """The allowed relative difference in step `number` (from 0). spread: the difference of this quantity
+        between the twin's two runs.
         """
         rounding = EXACT if self._eps == DOUBLE else ROUNDINGS * self._eps
         return max(rounding, SPREAD * spread, SPREAD * self._usual[number])
 
     def wants_outputs(self) -> bool:
-        """True where the modules' outputs of the first step are needed to find the cause."""
+        """Whether the modules' outputs of the first step are needed to find the cause."""
         self._at(0)
         return bool(self._loss())
 
@@ -80,7 +82,7 @@ class Comparison:
         self._seen = {rank: steps[number] for rank, steps in self.ranks.items()}
 
     def _step(self, number: int) -> bool:
-        """Compare a step with the twin's. True where the two differ by more than the tolerance."""
+        """Compare a step with the twin's. Returns True if the difference exceeds the tolerance."""
         self._at(number)
         add = lambda what, off, column="": self.verdict.add(by_cause(number + 1, what, off), column or what)
         loss, gradients = self._loss(), self._gradients()
@@ -93,7 +95,7 @@ class Comparison:
             self.verdict.cells["loss"] = f"equal, a sum over {along(self._shares)}"
         add("gradients", {name: wrong for name, wrong in gradients.items() if name not in follow})
         if follow:
-            self.verdict.cells["gradients"] = "-"  # nothing is said of what a wrong loss brings with it
+            self.verdict.cells["gradients"] = "-"  # wrong gradients that follow from a wrong loss are no news
         if loss or gradients:
             return True
         norms = {rank: one.norm for rank, one in self._seen.items() if one.norm is not None}
@@ -103,7 +105,7 @@ class Comparison:
         return stepped and add("update", self._update()) or add("buffers", self._buffers())
 
     def _parts(self, whole: torch.Tensor, name: str, of: Callable[[Seen], Tensors], allowed: float) -> Parts:
-        """The ranks' parts of a tensor, under this name or another name of the same tensor."""
+        """The ranks' parts of a tensor, found under this name or under another name of the same tensor."""
         usual = float(whole.double().norm()) / math.sqrt(max(1, whole.numel()))
         parts = Parts(self.mesh, allowed, usual)
         for rank, seen in self._seen.items():
@@ -116,7 +118,7 @@ class Comparison:
         return parts
 
     def _weights(self) -> Wrong:
-        """Copies of one tensor that differ before the first step, or weights that are not the twin's own."""
+        """Copies of one tensor that differ before the first step, and weights that differ from the twin's."""
         self._seen, whole = {rank: steps[0] for rank, steps in self.ranks.items()}, self.twin.steps[0].before
         wrong = {}
         for name in whole:
@@ -129,13 +131,13 @@ class Comparison:
                     )
         own = {name: t.to(whole[name].dtype) for name, t in self.twin.own.items() if t.unique().numel() > 1}
         other = [name for name in own if not torch.equal(own[name], whole[name])]
-        if wrong or len(other) in (0, len(own)):  # of another seed all would be others
+        if wrong or len(other) in (0, len(own)):  # with another seed, all weights would differ
             return wrong
         holds = {name: next((n for n in own if torch.equal(own[n], whole[name])), "") for name in other}
         cause = Cause("other weights", text="not the twin's own, though others are")
         if all(holds.values()):
-            said = "; ".join(f"{name} holds its {there}" for name, there in list(holds.items())[:2])
-            cause = Cause("swapped", text=f"other tensors of the twin: {said}{'; …' * (len(holds) > 2)}")
+            phrase = "; ".join(f"{name} holds its {there}" for name, there in list(holds.items())[:2])
+            cause = Cause("swapped", text=f"other tensors of the twin: {phrase}{'; …' * (len(holds) > 2)}")
         return {name: (apart(whole[name], own[name]), cause) for name in other}
 
     def _loss(self) -> Wrong:
@@ -166,7 +168,7 @@ class Comparison:
         return {"": (far, Cause("loss", text=text))}
 
     def _of_gradients(self, loss: Wrong, gradients: Wrong) -> Wrong:
-        """The loss with the cause that its gradients have in the rows of the batch, where it has none."""
+        """The loss; if it has no cause yet, with the cause that the gradients have in the batch's rows."""
         ((far, cause),) = loss.values()
         if cause.kind != "loss":
             return loss
@@ -177,9 +179,7 @@ class Comparison:
         return {"": (far, rows[0])} if rows else loss
 
     def _summed_over(self, off: Callable[[float], float], allowed: float) -> tuple[str, ...]:
-        """The axes over which the ranks' losses, which are not equal, sum to the twin's; none where they do
-        not.
-        """
+        """The axes over which the ranks' unequal losses sum to the twin's loss; () if there are none."""
         losses = {rank: one.loss for rank, one in self._seen.items() if one.loss is not None}
         for axes in self.mesh.sets_of_axes():
             groups = self.mesh.groups(axes, sorted(losses))
@@ -189,9 +189,9 @@ class Comparison:
         return ()
 
     def _first_output(self) -> tuple[str, Cause] | None:
-        """The first module whose output is not the twin's. A part of a sum is none where a later module is
-        right; nor is what a right module has inside, whose output it may finish (Megatron's adds the bias
-        later).
+        """The first module whose output differs from the twin's. Not counted: a part of a sum, if a later
+        module is right; and modules inside a right module, which may complete their output (Megatron's adds
+        the bias later).
         """
         wrong: list[tuple[str, Cause]] = []
         for name, whole in self._twin.outputs.items():
@@ -206,7 +206,9 @@ class Comparison:
         return next(iter(wrong), None)
 
     def _least(self) -> float:
-        """The length of a gradient that may be nothing but rounding: a bias of attention's keys has none."""
+        """The length below which a gradient may be only rounding: a bias of attention's keys has
+        gradient 0.
+        """
         lengths = (float(g.double().norm()) for g in self._twin.gradients.values())
         return SMALL * max(lengths, default=0.0)
 
@@ -214,7 +216,7 @@ class Comparison:
         wrong, common = self._wrong_gradients({})
         if len(wrong) > len(self._twin.gradients) / 2 and (scale := _common(common)):
             but_for, _ = self._wrong_gradients(scale)
-            if 0 < len(but_for) < len(wrong):  # clipping by hand makes all wrong by one factor
+            if 0 < len(but_for) < len(wrong):  # clipping by the reader's code scales all gradients alike
                 wrong = but_for
         open_ = [name for name, (_, cause) in wrong.items() if cause.kind in ("unexplained", "some ranks")]
         of_all, refused = (self._not_zeroed(open_) or self._of_went_in()) if open_ else None, ""
@@ -228,8 +230,8 @@ class Comparison:
         return wrong
 
     def _wrong_gradients(self, scale: Mapping[int, float]) -> tuple[Wrong, dict[str, dict[int, float]]]:
-        """(name -> how far off and why; name -> the factor of each rank, where it has one). scale: a
-        factor of all gradients of a rank, which is taken out first.
+        """(name -> how far off and why; name -> the factor on each rank, if it has one). scale: a factor of
+        all gradients of a rank, which is divided out first.
         """
         least, factors = self._least(), {}
         wrong: Wrong = {}
@@ -242,8 +244,8 @@ class Comparison:
                 factors[name] = {rank: c for rank, (c, rest) in fits.items() if rest <= parts.tolerance}
             missing = {rank: rank not in parts.got for rank in self.places.of[name]}
             if any(missing.values()) and whole.norm() > least:
-                said = "no gradient on some ranks: differs"
-                wrong[name] = 1.0, differing("no gradient", said, missing, self.mesh)
+                phrase = "no gradient on some ranks: differs"
+                wrong[name] = 1.0, differing("no gradient", phrase, missing, self.mesh)
             elif parts.off(least) > allowed:
                 wrong[name] = parts.off(least), self._beside_calls(name, parts.cause())
         return wrong, factors
@@ -252,7 +254,7 @@ class Comparison:
         return of_inputs(self._seen, self._twin) if self._number == 0 else None
 
     def _not_zeroed(self, names: Sequence[str]) -> Cause | None:
-        """A cause where a gradient has a multiple of the last step's in it."""
+        """A cause if a gradient contains a multiple of the previous step's gradient."""
         if not self._number:
             return None
         for name in names:
@@ -269,22 +271,22 @@ class Comparison:
         return Cause("not zeroed", text=text)
 
     def _beside_calls(self, name: str, cause: Cause) -> Cause:
-        """The cause, with the collectives over its axes that were given the gradient itself in the first
-        step.
+        """The cause, with the collectives over its axes that received the gradient itself in the
+        first step.
         """
         if self._number or cause.kind not in ("not summed", "not averaged"):
             return cause
         calls = {call for seen in self._seen.values() for call in seen.sent.get(name, [])}
         took = sorted(op for axis, op in calls if axis in cause.axes)
         over = along(cause.axes)
-        said = f"No collective over {over} was given it"
+        phrase = f"No collective over {over} was given it"
         if took:
-            said = f"{' and '.join(took)} over {over} was given it too late, or nobody waited"
-        return replace(cause, text=f"{cause.text}. {said}")
+            phrase = f"{' and '.join(took)} over {over} was given it too late, or nobody waited"
+        return replace(cause, text=f"{cause.text}. {phrase}")
 
     def _of_rows(self, names: list[str]) -> tuple[Cause | None, str]:
-        """(a cause in the weights of the batch's rows or tokens, or in its mask; why rows could not be
-        tried).
+        """(a cause in the weights of the batch's rows or tokens, or in its mask; the reason if rows could not
+        be tried).
         """
         rank = next(rank for rank, one in self._seen.items() if any(name in one.gradients for name in names))
         mine = [name for name in names if name in self._seen[rank].gradients]
@@ -302,7 +304,7 @@ class Comparison:
         return parts and there and of_masks(got, parts, there, allowed, rows.each) or None, unmasked.refused
 
     def _of_strangers(self, name: str) -> Cause | None:
-        """A cause where a gradient equals one of another parameter on another rank: it was reduced over ranks
+        """A cause if a gradient equals that of another parameter on another rank: it was reduced over ranks
         that hold other parameters.
         """
         family = {name, *self.twin.aliases.get(name, ())}
@@ -378,7 +380,7 @@ class Comparison:
 
 
 def _common(factors: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
-    """Rank -> the one factor that most of its gradients have; nothing where they have none or it is 1."""
+    """Rank -> the factor that most of its gradients share; {} if they share none, or it is 1."""
     scale = {}
     for rank in {rank for one in factors.values() for rank in one}:
         found = sorted(one[rank] for one in factors.values() if rank in one)
@@ -391,5 +393,5 @@ def _common(factors: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
 
 
 def _usual(spreads: list[float]) -> float:
-    """The largest spread, without those of gradients that are nothing but rounding."""
+    """The largest spread, without gradients that are only rounding."""
     return max(spread for spread in spreads if spread <= FAR * median(spreads))

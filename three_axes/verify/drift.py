@@ -1,4 +1,6 @@
-"""Copies that were equal must stay equal. Needs no ranks: only the marks of each rank's tensors."""
+"""Copies that were equal must stay equal. Compares the marks of the ranks' tensors; needs no
+process group.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ from .marks import (
 
 
 class Drift(NamedTuple):
-    """A tensor whose copies differ. groups: of ranks that should hold equal ones, each as rank -> its copy's
-    digest. far: the largest distance, relative. states: what the optimizer keeps of it that differed before.
+    """A tensor whose copies differ. groups: groups of ranks that should hold equal copies, each as rank ->
+    digest. far: the largest relative distance. states: the optimizer's states of it that differed before.
     """
 
     step: int
@@ -36,21 +38,21 @@ class Drift(NamedTuple):
 
 
 class Copies:
-    """Which ranks hold equal copies, from a first look at all ranks' marks on.
+    """Finds which ranks hold equal copies in the first look at all ranks' marks, and compares them later.
 
-    groups: name -> the groups of ranks that hold equal ones. left: name -> why it is not watched. parted:
-    what differs as of the last look. met: what differed and was equal again, with the step of each.
-    doubtful: tensors of equal numbers that may be shards, and have parted. kept: averages that some ranks
-    never changed.
-    strangers: parameters that differed before the first step although their gradients are summed.
+    groups: name -> the groups of ranks that hold equal copies. left: name -> why it is not watched. parted:
+    what differs at the last look. met: what differed and was equal again, with the step of each.
+    doubtful: tensors of equal numbers that differ now, but may be shards. kept: averages that some ranks
+    never changed. strangers: parameters that differed before the first step although their gradients are
+    summed.
 
-    heard: of each rank, what `Heard.of_groups` returns.
+    heard: for each rank, the result of `Heard.of_groups`.
     """
 
     def __init__(self, first: Sequence[Marks], heard: Sequence[Mapping] = ()):
         self._between = Between(first, heard)
         self._first, self._last, self._step = first, first, 0
-        self._unsettled: dict[str, int] = {}  # a state that differs -> since which step
+        self._unsettled: dict[str, int] = {}  # a state that differs -> the step in which that began
         self.groups: dict[str, list[list[int]]] = {}
         self._either: dict[str, list[list[int]]] = {}
         self.left: dict[str, str] = {}
@@ -67,7 +69,7 @@ class Copies:
         self.also_summed([])
 
     def also_summed(self, pairs: Iterable[tuple[str, Sequence[int]]]) -> None:
-        """Learn of more parameters whose gradients are summed, with the ranks; find the strangers."""
+        """Add parameters whose gradients are summed, with their ranks, and find the strangers among them."""
         for name, ranks in pairs:
             self._between.summed.setdefault(name, set()).add(tuple(ranks))
         self.strangers = list(filter(None, map(self._stranger, self._between.summed)))
@@ -75,8 +77,8 @@ class Copies:
     def look(
         self, step: int, now: Sequence[Marks], just_stepped: Sequence[Mapping[str, str]] = ()
     ) -> list[Drift]:
-        """The tensors that have parted since the last look. just_stepped: of each rank, digests right
-        behind the step; what was equal there and differs now was changed by what followed, and is no
+        """The tensors that differ since the last look. just_stepped: for each rank, digests taken right after
+        the step. A tensor that was equal there and differs now was changed after the step: that is no
         difference.
         """
         found = []
@@ -113,7 +115,7 @@ class Copies:
 
     @property
     def wrong(self) -> list[Drift]:
-        """The tensors whose copies differ as of the last look and should not."""
+        """The tensors whose copies differ at the last look and should not."""
         return [
             *self.strangers,
             *(drift for drift in self.parted.values() if not self.is_random(drift)),
@@ -121,8 +123,8 @@ class Copies:
         ]
 
     def unsettled(self) -> list[Drift]:
-        """States of a weight's shape that differ while the weight has not changed since: a rate of 0 lets
-        what is wrong not show yet.
+        """States with a weight's shape that differ while the weight has not changed since. With a learning
+        rate of 0 a wrong state does not yet change the weight.
         """
         drifts = []
         for name, since in self._unsettled.items():
@@ -141,7 +143,7 @@ class Copies:
         return drifts
 
     def watched(self) -> tuple[dict[str, str], dict[str, str]]:
-        """(what is watched: name -> what it is; what is not: name -> why), as of the last look."""
+        """(watched: name -> what it is; not watched: name -> why), at the last look."""
         every: dict[str, Mark] = {}
         for marks in self._last:
             every |= marks
@@ -158,17 +160,17 @@ class Copies:
         return watched, left
 
     def equal_pairs(self, of: Sequence[Sequence[object]]) -> list[list[int]]:
-        """Groups of ranks that should see other data, whose sequences are equal and not empty."""
+        """Groups of ranks that should see different data, but whose sequences are equal and not empty."""
         same = lambda a, b: bool(of[a]) and of[a] == of[b] and self._between.data_parallel(a, b)
         return [group for group in classes(range(len(of)), same) if len(group) > 1]
 
     def is_random(self, drift: Drift) -> bool:
-        """True for the state of a random generator."""
-        one = self._first[min(drift.groups[0])].get(drift.name)  # what an optimizer keeps comes later
+        """Whether it is the state of a random generator."""
+        one = self._first[min(drift.groups[0])].get(drift.name)  # optimizer states are not in the first look
         return one is not None and one.part == RANDOM
 
     def data_parallel(self, a: int, b: int) -> bool:
-        """True for two ranks that hold the same model and should see other data."""
+        """Whether two ranks hold the same model and should see different data."""
         return self._between.data_parallel(a, b)
 
     def _group(self, name: str) -> None:
@@ -225,7 +227,7 @@ class Copies:
         )
 
     def _some_never_changed(self, name: str, drift: Drift, now: Sequence[Marks]) -> bool:
-        """True for an average that some ranks alone keep up."""
+        """Whether it is an average that only some ranks update."""
         changed = {
             now[rank][name].digest != self._first[rank][name].digest
             for group in drift.groups

@@ -1,4 +1,4 @@
-"""What went into the ranks' models and losses, beside what went into their twin's."""
+"""Compares the inputs of the ranks' models and losses with the inputs of their twin's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .causes import Cause, ranks_text
 
 
 class Went(Protocol):
-    """What is read here of a step: `record.Seen`."""
+    """The fields of `record.Seen` that this module reads."""
 
     fed: list[torch.Tensor]
     targets: list[tuple[torch.Tensor, int]]
@@ -27,7 +27,7 @@ LOSSES = (
 
 
 class Scored(TorchFunctionMode):
-    """In this block, keeps the targets of PyTorch's losses: (target, the number that is left out)."""
+    """In this block, records the targets of PyTorch's losses: (target, the number that is left out)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,8 +44,8 @@ class Scored(TorchFunctionMode):
 
 
 def of_inputs(ranks: Mapping[int, Went], twin: Went) -> Cause | None:
-    """Why the rows or the targets of the ranks are not the twin's, together; None where they are, or where
-    they cannot be compared. ranks, twin: what each saw of a step, `fed` and `targets`.
+    """Why the rows or targets of all ranks together are not the twin's; None if they are, or if they cannot
+    be compared. ranks, twin: the steps, of which `fed` and `targets` are read.
     """
     whole = _rows(twin.fed)
     if whole is None or len({row.numpy().tobytes() for row in whole}) < len(whole):
@@ -65,7 +65,7 @@ def of_inputs(ranks: Mapping[int, Went], twin: Went) -> Cause | None:
 
 
 def _rows(fed: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """(rows, …) of all calls of a model, in order."""
+    """(rows, …): the inputs of all calls of a model, in order."""
     fed = [one for one in fed if one.dim() > 1]
     if not fed or len({(one.shape[1:], one.dtype) for one in fed}) > 1:
         return None
@@ -73,7 +73,7 @@ def _rows(fed: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def _of_holders(holders: Mapping[int, list[int]]) -> Cause | None:
-    """A cause where some rows went into no rank, or into more ranks than others."""
+    """A cause if some rows went into no rank, or into more ranks than other rows."""
     if missing := [i for i, ranks in holders.items() if not ranks]:
         there = sorted({rank for ranks in holders.values() for rank in ranks})
         text = (
@@ -84,13 +84,13 @@ def _of_holders(holders: Mapping[int, list[int]]) -> Cause | None:
         return Cause("rows missing", text=text)
     fewest = min(len(ranks) for ranks in holders.values())
     if several := [i for i, ranks in holders.items() if len(ranks) > fewest]:
-        said = f"{rows_text(several)} went into {ranks_text(holders[several[0]])}, others into {fewest} rank"
-        return Cause("rows repeated", text=said + "s" * (fewest > 1) + ": the ranks' parts overlap")
+        words = f"{rows_text(several)} went into {ranks_text(holders[several[0]])}, others into {fewest} rank"
+        return Cause("rows repeated", text=words + "s" * (fewest > 1) + ": the ranks' parts overlap")
     return None
 
 
 def _of_labels(rows: Mapping[int, list[int]], ranks: Mapping[int, Went], twin: Went, n: int) -> Cause | None:
-    """A cause where a row is scored by other targets than in the twin."""
+    """A cause if a row is scored with other targets than in the twin."""
     whole = _labels(twin.targets, n)
     for rank, mine in rows.items():
         labels = _labels(ranks[rank].targets, len(mine))
@@ -111,7 +111,7 @@ def _of_labels(rows: Mapping[int, list[int]], ranks: Mapping[int, Went], twin: W
 
 
 def _labels(targets: Sequence[tuple[torch.Tensor, int]], n: int) -> torch.Tensor | None:
-    """(n, …): the targets of n rows, those that are left out all as one number."""
+    """(n, …): the targets of n rows; all left-out targets are replaced by one number."""
     flat = [
         torch.where(t == out, -1, t).flatten() if not t.is_floating_point() else t.flatten()
         for t, out in targets
@@ -122,7 +122,7 @@ def _labels(targets: Sequence[tuple[torch.Tensor, int]], n: int) -> torch.Tensor
 
 
 def _of_targets(ranks: Mapping[int, Went], twin: Went) -> Cause | None:
-    """A cause where the ranks together score targets that the twin does not, or others as often."""
+    """A cause if the ranks together score targets that the twin does not, or score some more often."""
     whole = _counts(twin.targets)
     parts = [_counts(seen.targets) for seen in ranks.values()]
     total: Counter = sum(parts, Counter())
@@ -154,7 +154,7 @@ def _counts(targets: Sequence[tuple[torch.Tensor, int]]) -> Counter:
 
 
 def rows_text(rows: Sequence[int]) -> str:
-    """'row 3', 'rows 1–2', 'rows 1, 3': from 1 on, of rows that are numbered from 0."""
+    """'row 3', 'rows 1–2', 'rows 1, 3': counted from 1, for rows that are numbered from 0."""
     numbers = sorted(i + 1 for i in rows)
     if len(numbers) == 1:
         return f"row {numbers[0]}"

@@ -1,5 +1,5 @@
-"""What a rank hears of itself beside its tensors: over which groups its gradients are summed, what goes into
-its models, and which random numbers these draw. Of copies, this tells which ranks must hold them.
+"""What a rank records beside its tensors: over which groups its gradients are summed, the inputs of its
+models, and the random numbers that these draw. This shows which ranks must hold equal copies.
 """
 
 from __future__ import annotations
@@ -18,26 +18,24 @@ from ..count.interpose import Call, Listener, interposer
 from ..lines import callers
 from .record import digest, plain_name
 
-# PyTorch's folders of those who send parameters and statistics, which are no activations, in a forward.
+# PyTorch's modules that send parameters and statistics during a forward; these are no activations.
 WRAPPERS = "distributed/fsdp", "distributed/_composable", "nn/parallel/", "nn/modules/_functions"
 REDUCING = "all_reduce", "reduce_scatter", "all_gather"
 SUMS = "sum", "avg"
-LAYERS = 8  # of a forward, whose inputs are compared as well
-PADDED = 1024  # numbers for each rank, that a flat copy of all gradients may have more
+LAYERS = 8  # first layers of a forward whose inputs are compared as well
+PADDED = 1024  # numbers for each rank by which a flat copy of all gradients may be longer than they are
 
 
 class Heard(Listener):
-    """A listener of this process, from the start of the script on: to the interposer, and to every module's
-    forward.
-    """
+    """Listens from the start of the script: to the interposer, and to every forward of a module."""
 
     def __init__(self) -> None:
-        self._depth = 0  # of forwards within each other
-        self._before = b""  # the random state as the forward began
-        self._layers = 0  # modules with parameters of their own that this forward has called so far
+        self._depth = 0  # how many forwards the running one is inside of
+        self._before = b""  # the random state when the outermost forward began
+        self._layers = 0  # modules with parameters of their own that the outermost forward has called
         self._first_step = True  # until the optimizer has stepped
         self._gradients: dict[int, str] = {}  # a gradient's memory -> its parameter, from the first look on
-        self._late: list[tuple[str, tuple[int, ...]]] = []  # what was summed in the optimizer's first step
+        self._late: list[tuple[str, tuple[int, ...]]] = []  # summed during the optimizer's first step
         self._calls: list[tuple[tuple[int, ...], torch.Tensor, bool, bool, bool]] = []
         self._sums: set[tuple[int, ...]] = set()
         self._wrapped: set[tuple[int, ...]] = set()
@@ -45,7 +43,7 @@ class Heard(Listener):
         self._swaps: dict[tuple[int, ...], int] = {}
         self._messages: set[tuple[int, ...]] = set()
         self._inputs: list[str] = []
-        self._all_seen = True  # of what went in: no object that may have tensors in it
+        self._all_seen = True  # False once an input may have hidden tensors in it
         self._draws: list[str] = []
         self._hooks = [
             register_module_forward_pre_hook(self._goes_in),
@@ -54,18 +52,18 @@ class Heard(Listener):
         interposer.add(self)
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for hook in self._hooks:
             hook.remove()
         interposer.remove(self)
 
     def begins(self, call: Call) -> None:
-        """Note what kind of numbers travels over this call's group."""
+        """Record what kind of tensor is sent over this call's group."""
         tensor, members = call.first, tuple(call.members)
         if tensor is None or len(members) < 2 or not tensor.is_floating_point():
             return
         if call.op in ("send", "recv"):
-            within = self._inside if self._depth or self._in_backward else self._messages  # as a ring's are
+            within = self._inside if self._depth or self._in_backward else self._messages  # as in a ring
             within.add(tuple(sorted((members[call.me], members[call.root or 0]))))
         elif call.op == "all_to_all":
             self._swaps[members] = call.me
@@ -84,7 +82,7 @@ class Heard(Listener):
                     self._calls.append((members, tensor, call.by_ddp, self._in_backward, call.alone))
 
     def of_groups(self, parameters: Mapping[str, torch.Tensor], roots) -> dict:
-        """What was heard of groups so far, and the parameters whose gradients were summed."""
+        """The groups recorded so far, and the parameters whose gradients were summed."""
         trained = {name: p for name, p in parameters.items() if p.requires_grad}
         memory: dict[int, str] = {}
         for name, p in trained.items():
@@ -109,19 +107,19 @@ class Heard(Listener):
         }
 
     def of_first_step(self) -> list:
-        """The parameters whose gradients were summed by the optimizer itself, with the ranks: asked right
-        behind its first step, before another tensor comes to lie where a gradient lay.
+        """The parameters whose gradients the optimizer itself summed, with the ranks. Call it right after the
+        first step, before another tensor takes the memory of a gradient.
         """
         self._first_step = False
         return list(dict.fromkeys(self._late))
 
     def of_step(self) -> dict:
-        """What went into the models since this was asked last, and the random states from which they drew. Of
-        inputs that cannot be read nothing is said.
+        """The inputs of the models since the last call, and the random states from which they drew. Inputs
+        that cannot be read are left out.
         """
-        said = {"inputs": self._inputs if self._all_seen else [], "draws": self._draws}
+        step = {"inputs": self._inputs if self._all_seen else [], "draws": self._draws}
         self._inputs, self._draws, self._all_seen = [], [], True
-        return said
+        return step
 
     @property
     def _in_backward(self) -> bool:
@@ -135,11 +133,11 @@ class Heard(Listener):
             self._before, self._layers = _random_state(), 0
         if any(p is not None for p in module._parameters.values()) and self._layers < LAYERS:
             self._layers += 1
-            if _random_state() == self._before:  # what is behind a dropout says nothing of the data
+            if _random_state() == self._before:  # an input after a dropout does not identify the data
                 self._fed(args)
 
     def _comes_out(self, module: nn.Module, args, *rest) -> None:
-        """rest: (kwargs, result); the result alone behind a forward that has raised."""
+        """rest: (kwargs, result); only the result if the forward has raised."""
         self._depth -= 1
         if self._depth == 0 and self._before:
             if _random_state() != self._before:
@@ -148,8 +146,8 @@ class Heard(Listener):
             self._fed((args, *rest[:-1]))
 
     def _fed(self, given) -> None:
-        """Note what the outermost module was called with, or one of the first layers: a model may cut its
-        batch itself, and may look up positions before words.
+        """Record the input of the outermost module, and of the first layers: a model may cut its batch
+        itself, and may look up positions before words.
         """
         leaves = pytorch_private.tree_flatten(given)[0]
         tensors = [one for one in leaves if type(one) is torch.Tensor]
@@ -167,7 +165,7 @@ def _random_state() -> bytes:
 
 
 def _of_ddp(roots) -> list[str]:
-    """Names of the parameters that DDP sums the gradients of."""
+    """Names of the parameters whose gradients DDP sums."""
     return [
         prefix + plain_name(name)
         for prefix, root in roots
@@ -178,6 +176,6 @@ def _of_ddp(roots) -> list[str]:
 
 
 def _by_wrapper() -> bool:
-    """True where FSDP, DDP or SyncBatchNorm issues the collective."""
+    """Whether FSDP, DDP or SyncBatchNorm issues the collective."""
     files = (frame.f_code.co_filename for frame in callers(sys._getframe(2), most=FRAMES))
     return any(part in file for file in files for part in WRAPPERS)

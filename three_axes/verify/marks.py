@@ -1,4 +1,4 @@
-"""What stands for a tensor, so that ranks need not send it: a mark."""
+"""A mark is a short summary of a tensor, which a rank sends instead of the tensor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from .record import digest
 
 WIDE = 1024
-TRIED = 8  # random sums of a tensor, from which its distance to another is judged
-OF = " of "  # in the name of what an optimizer keeps: "exp_avg of norm.weight"
-FLAT = "the optimizer's parameter "  # in the name of one that no module has
+TRIED = 8  # random sums of a tensor, from which its distance to another is estimated
+OF = " of "  # in the name of an optimizer's state: "exp_avg of norm.weight"
+FLAT = "the optimizer's parameter "  # begins the name of a parameter that no module has
 PARAMETER, BUFFER, STATE = "parameter", "buffer", "optimizer state"
 AVERAGE, RANDOM = "average of the weights", "random state"
-# Reasons for which a tensor is not watched.
+# Reasons not to watch a tensor.
 OTHER = "other values on each rank"
 ALONE = "on one rank only"
 EITHER = "equal numbers, a copy's or a shard's"
@@ -26,9 +26,9 @@ SEEDED = "equal on stages that pass activations on: seeded alike, no copies"
 
 
 class Mark(NamedTuple):
-    """What stands for a tensor: a digest, some random sums, its length, and whether all its numbers are one.
-    copies: what tells ranks with a shard of the same place, for DTensors. shape: of what this rank holds.
-    part: `PARAMETER` and so on.
+    """A summary of a tensor: a digest, some random sums, its length, and whether all its numbers are equal.
+    copies: for DTensors, a key that is equal on ranks with the same shard. shape: of this rank's part. part:
+    `PARAMETER` and so on.
     """
 
     digest: str
@@ -44,8 +44,8 @@ Marks = Mapping[str, Mark]
 
 
 def mark(name: str, tensor: torch.Tensor, copies: str = "", part: str = PARAMETER) -> Mark:
-    """The mark of a tensor of this name. Its sums are taken with random signs, the same for a name on all
-    ranks: a row's sign times a column's, which is enough for the mean square of a sum to be the square of a
+    """The mark of a tensor of this name. Its sums have random signs, the same for a name on all ranks. A sign
+    is a row's times a column's; that is enough for the mean square of a sum to equal the tensor's squared
     length.
     """
     flat = tensor.detach().flatten().cpu()
@@ -61,6 +61,6 @@ def mark(name: str, tensor: torch.Tensor, copies: str = "", part: str = PARAMETE
 
 
 def distance(a: Mark, b: Mark) -> float:
-    """About |a − b| / |b|: the mean square of random sums is the square of a length."""
+    """About |a − b| / |b|, because the mean square of random sums estimates a squared length."""
     square = sum((x - y) ** 2 for x, y in zip(a.sums, b.sums)) / TRIED
     return math.sqrt(square) / max(b.length, 1e-30)

@@ -11,12 +11,12 @@ from fnmatch import fnmatch
 
 import torch
 
-Split = tuple[str, int]  # an axis, and the dimension of a tensor that is cut along it
+Split = tuple[str, int]  # an axis, and the dimension of a tensor that is cut along this axis
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The sizes of the axes, outermost first. A rank's number is its place in the box."""
+    """The sizes of the axes, outermost first. Ranks are numbered along the innermost axis first."""
 
     sizes: dict[str, int]
 
@@ -38,12 +38,12 @@ class Mesh:
         return [axis for axis, size in self.sizes.items() if size > 1]
 
     def sets_of_axes(self) -> Iterator[tuple[str, ...]]:
-        """All sets of axes that are not empty, the small ones first."""
+        """All non-empty sets of axes, small ones first."""
         axes = self.real_axes
         return itertools.chain.from_iterable(itertools.combinations(axes, n) for n in range(1, len(axes) + 1))
 
     def groups(self, axes: Iterable[str], among: Iterable[int] | None = None) -> list[list[int]]:
-        """The groups of ranks whose coordinates differ along these axes alone."""
+        """The groups of ranks whose coordinates differ only along these axes."""
         groups: dict[tuple, list[int]] = {}
         for rank in self.ranks if among is None else among:
             rest = tuple(i for axis, i in self.at(rank).items() if axis not in axes)
@@ -55,11 +55,11 @@ class Mesh:
         return math.prod(self.sizes[axis] for axis in axes)
 
     def between(self, a: int, b: int) -> tuple[str, ...]:
-        """The axes along which two ranks are at other places."""
+        """The axes along which the coordinates of two ranks differ."""
         return tuple(axis for axis in self.real_axes if self.at(a)[axis] != self.at(b)[axis])
 
     def differing(self, classes: Mapping[int, object]) -> list[str]:
-        """The axes along which ranks of different classes are neighbours."""
+        """The axes along which neighbouring ranks belong to different classes."""
         of_groups = lambda axis: (
             {classes[rank] for rank in group} for group in self.groups([axis], sorted(classes))
         )
@@ -67,11 +67,11 @@ class Mesh:
 
 
 class Places:
-    """For each parameter, and each rank that holds of it, the elements of the whole, as indices.
+    """For each parameter, and each rank with a part of it, the indices of this part's elements in the whole.
 
-    held: rank -> name -> its tensor. known: rank -> name -> its elements, where these are known. shapes: of
-    the whole. splits: {pattern: (axis, dimension)} for what shapes and values do not say. Raises ValueError
-    where nothing does.
+    held: rank -> name -> its tensor. known: rank -> name -> indices, if they are known. shapes: of the whole.
+    splits: {pattern: (axis, dimension)} for tensors whose split neither shapes nor values show. Raises
+    ValueError if a split cannot be found.
     """
 
     def __init__(self, mesh: Mesh, held, known, shapes: Mapping[str, torch.Size], splits):
@@ -96,8 +96,8 @@ class Places:
             self.of[name] = self._indices(name, parts, self._as_others(name, parts, usual))
 
     def whole(self, name: str, parts: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
-        """The whole tensor, put together from its parts; None where an element is missing. Of several copies
-        the lowest rank's is taken.
+        """The whole tensor, put together from its parts; None if an element is missing. Of several copies the
+        lowest rank's is used.
         """
         shape = self._shapes[name]
         whole = torch.zeros(shape.numel(), dtype=next(iter(parts.values())).dtype)
@@ -108,7 +108,7 @@ class Places:
         return whole.view(shape) if there.all() else None
 
     def _axes(self, name: str, parts) -> dict[int, tuple[str, ...]] | None:
-        """Dimension -> the axes that a tensor is cut along there; None where several would fit."""
+        """Dimension -> the axes along which it is cut; None if several answers are possible."""
         whole = self._shapes[name]
         for pattern, (axis, dim) in self._splits.items():
             if fnmatch(name, pattern):
@@ -134,7 +134,7 @@ class Places:
         return {dim: m // n for dim, (m, n) in enumerate(zip(whole, part)) if m != n}
 
     def _told_by_values(self, axes: tuple[str, ...], parts) -> bool:
-        """True where ranks that differ along these axes hold other values, and all others the same."""
+        """Whether ranks that differ along these axes hold different values, and other ranks the same."""
         others = tuple(set(self._mesh.sizes) - set(axes))
         same = all(
             torch.equal(parts[group[0]], parts[rank])
@@ -145,7 +145,7 @@ class Places:
         return same and not any(torch.equal(parts[a], parts[b]) for a, b in pairs)
 
     def _as_others(self, name: str, parts, usual: Counter) -> dict[int, tuple[str, ...]]:
-        """A tensor of equal numbers says nothing: it is split as the most others are."""
+        """The split of a tensor whose numbers are all equal: the same as most other tensors have."""
         axes = {}
         for dim, ratio in self._ratios(name, parts).items():
             fits = [axes for axes in usual if self._mesh.size(axes) == ratio]
@@ -179,9 +179,9 @@ def _unknown_split(name: str, whole: torch.Size, parts) -> str:
 
 
 def _names_differ(missing: list[str], strange: list[str]) -> str:
-    said = []
+    wrong = []
     if missing:
-        said.append(f"no rank has {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}")
+        wrong.append(f"no rank has {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}")
     if strange:
-        said.append(f"the whole model has no {', '.join(strange[:3])}{' …' if len(strange) > 3 else ''}")
-    return f"{'; '.join(said)}. names= takes a function: a rank's name -> the whole model's"
+        wrong.append(f"the whole model has no {', '.join(strange[:3])}{' …' if len(strange) > 3 else ''}")
+    return f"{'; '.join(wrong)}. names= takes a function: a rank's name -> the whole model's"

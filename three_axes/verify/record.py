@@ -1,4 +1,4 @@
-"""What one process sees of a training step: all that its twin is compared with."""
+"""What one process records of a training step, for the comparison with the twin."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ WRAPPERS = re.compile(
     r"(^|(?<=\.))(module|_orig_mod|_forward_module|_original_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)"
 )
 DROPOUTS = nn.modules.dropout._DropoutNd
-FEW = 64  # numbers; fewer may be dropped alike by chance
+FEW = 64  # numbers; a dropout of fewer may drop the same ones by chance
 
 Tensors = dict[str, torch.Tensor]
 
 
 @dataclass
 class Seen:
-    """A step of one rank, or of the twin. Tensors are what it holds itself, on the CPU, under the whole
+    """A step of one rank, or of the twin. Tensors are what the rank itself holds, on the CPU, under the whole
     model's names.
 
-    loss: what `step` returned, None where it is another rank's to know. norm: of the gradients, as it was
-    clipped by. gradients: before they were clipped. before, after: the weights, around the optimizer's step.
-    outputs: of each module, in the order in which they were there. places: the elements of the whole that a
-    parameter's shard has, for DTensors. drops: digests of (what went into a dropout, which of it was kept).
-    eps: of the coarsest type of weights, outputs and loss. sent: (axis, collective) that got a gradient. fed:
-    the first tensor of each call of the model from outside. targets: of PyTorch's losses (`fed.Scored`).
+    loss: what `step` returned; None if only another rank knows it. norm: the gradients' norm that clipping
+    used. gradients: before clipping. before, after: the weights, before and after the optimizer's step.
+    outputs: of each module, in the order in which they were computed. places: for DTensors, the indices of a
+    shard's elements in the whole. drops: digests of (a dropout's input, which numbers it kept). eps: of the
+    coarsest type of weights, outputs and loss. sent: (axis, collective) that received a gradient. fed: the
+    first tensor of each call of the model from outside. targets: of PyTorch's losses (`fed.Scored`).
     """
 
     loss: float | None = None
@@ -55,26 +55,26 @@ class Seen:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what DDP, FSDP and torch.compile put in front."""
+    """A parameter's name without the prefixes of DDP, FSDP and torch.compile."""
     return WRAPPERS.sub("", name).rstrip(".")
 
 
 class Sent(Listener):
-    """A listener that keeps the tensors that collectives were given in a step. It keeps the tensors
-    themselves, so that no other comes to lie at their place in memory.
+    """A listener that keeps the tensors that collectives received in a step. It keeps the tensors themselves,
+    so that no other tensor takes their memory.
     """
 
     def __init__(self):
         self._calls: list[tuple[str, str, torch.Tensor]] = []
 
     def begins(self, call) -> None:
-        """Keep the call's first tensor; a barrier has none."""
+        """Keep the call's first tensor, if it has one."""
         if call.first is not None:
             self._calls.append((call.axis, call.op, call.first))
 
     def of(self, gradients: Tensors) -> dict[str, list[tuple[str, str]]]:
-        """Name -> the collectives that were given a gradient itself, as (axis, collective). A collective that
-        was given a copy, in a bucket say, is not seen.
+        """Name -> the collectives that received the gradient itself, as (axis, collective). A collective that
+        received a copy, such as a bucket, is not found.
         """
         by_memory: dict[int, list[tuple[str, str]]] = {}
         for axis, op, tensor in self._calls:
@@ -84,8 +84,8 @@ class Sent(Listener):
 
 
 class Watched:
-    """A model and its optimizer, one step after another. names: what the whole model calls a local name.
-    zeroes: whether gradients are set to zero behind each step; False where the reader's own step does it.
+    """A model and its optimizer, step by step. names: a local name -> the whole model's name. zeroes: whether
+    to set gradients to zero after each step; False if the reader's step does so itself.
     """
 
     def __init__(self, built, names: Callable[[str], str] = lambda name: name, zeroes: bool = True):
@@ -95,17 +95,17 @@ class Watched:
         self._after: Tensors = {}
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The whole model's name -> parameter; a tied one is there under each of its names."""
+        """The whole model's name -> parameter; a tied parameter is listed under each of its names."""
         named = self.model.named_parameters(remove_duplicate=False)
         return {self._named(name): p for name, p in named}
 
     @property
     def dropouts(self) -> list[Any]:
-        """Modules that may drop something: p is above 0."""
+        """Dropout modules with p above 0."""
         return [module for module in self.model.modules() if isinstance(module, DROPOUTS) and module.p > 0]
 
     def places(self) -> Tensors:
-        """Where the shards of DTensors lie in the whole, as indices of its elements."""
+        """For DTensors, the indices of a shard's elements in the whole."""
         return {name: _place(p) for name, p in self.parameters().items() if isinstance(p, DTensor)}
 
     def step(
@@ -118,7 +118,7 @@ class Watched:
     ) -> Seen:
         """step(model) computes gradients, and may clip them; then the optimizer steps, if there is one.
 
-        drops: let dropouts drop, and look at them alone. sent: has listened since before the step.
+        drops: let dropouts drop, and record only them. sent: a listener that started before the step.
         """
         seen = Seen(before=self._after or self._weights())
         with self._dropping(seen.drops) if drops else self._without_dropout():
@@ -141,7 +141,7 @@ class Watched:
         return seen
 
     def load(self, weights: Tensors) -> None:
-        """Put whole weights into a model that is not split."""
+        """Copy whole weights into a model that is not split."""
         with torch.no_grad():
             self._after = {}
             for name, p in self.parameters().items():
@@ -167,7 +167,7 @@ class Watched:
 
     @contextmanager
     def _hooked(self, modules: Iterable[tuple[str, nn.Module]], keep: Callable) -> Iterator[None]:
-        """In this block, call keep(name, what goes in, what comes out) behind each module's forward."""
+        """In this block, call keep(name, input, output) after each module's forward."""
         hook = lambda name: lambda module, args, result: keep(name, args[0] if args else None, result)
         hooks = [module.register_forward_hook(hook(self._named(name))) for name, module in modules]
         try:
@@ -178,7 +178,7 @@ class Watched:
 
     @contextmanager
     def _feeding(self, seen: Seen, on: bool) -> Iterator[None]:
-        """Keep what goes into the model, and into PyTorch's losses."""
+        """Record the inputs of the model, and of PyTorch's losses."""
         if not on:
             yield
             return
@@ -235,13 +235,13 @@ class Watched:
 
 
 def digest(tensor: torch.Tensor) -> bytes:
-    """A digest: equal for tensors that are equal, bit for bit."""
+    """A digest: equal for tensors that are equal bit for bit."""
     raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     return hashlib.blake2b(raw.data, digest_size=16).digest()
 
 
 def is_real(value) -> TypeGuard[torch.Tensor]:
-    """True for a tensor of floating-point numbers."""
+    """Whether this is a tensor of floating-point numbers."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
@@ -251,7 +251,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _held(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of what this rank holds of a tensor, on the CPU."""
+    """A copy, on the CPU, of this rank's part of a tensor."""
     return _local(tensor).to("cpu", copy=True)
 
 

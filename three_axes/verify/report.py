@@ -9,8 +9,8 @@ from ..terminal import fold
 from .verdict import Found, Verdict
 
 COLUMNS = ("loss", "gradients", "clip", "update")
-NAMES = 2  # of parameters, that a line has
-WIDE = 100  # characters, where no terminal is narrower: a notebook breaks lines inside words
+NAMES = 2  # parameters that a line names
+WIDE = 100  # characters of a line, if the terminal is not narrower: a notebook breaks lines inside words
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """True where no layout differs from the twin."""
+        """Whether no layout differs from the twin."""
         return all(verdict.ok for verdict in self.verdicts)
 
     @property

@@ -1,9 +1,10 @@
-"""`torchrun … -m three_axes verify train.py`: what was equal on some ranks before the first step stays so:
-parameters, what the optimizer keeps of them, buffers, and averages of the weights.
+"""`torchrun … -m three_axes verify train.py`: tensors that were equal on some ranks before the first step
+must stay equal: parameters, the optimizer's states, buffers, and averages of the weights.
 
-Before each step of the optimizer, and when the script ends, every rank tells the store where the ranks met
-what stands for its tensors: a step ends there, when whoever gathers weights has gathered them. Rank 0 looks
-when all have told, and no rank waits before the last step. Nothing is sent along the script's own groups.
+Before each step of the optimizer, and when the script ends, every rank writes the marks of its tensors to the
+store with which the ranks formed their group. (A step is compared that late so that gathered weights have
+arrived.) Rank 0 compares a step when all ranks have written it; until the last step no rank waits. Nothing is
+sent over the script's own groups.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from ..count.axes import of_meshes
 from ..count.script import run_script, say
 from ..count.steps import Stepping
 from .drift import Copies
+from .findings import Findings
 from .heard import Heard
 from .marks import RANDOM, STATE, Mark, mark
 from .record import digest
-from .said import Said
 from .tensors import Tensors
 
-PATIENCE = 120.0  # seconds for a rank that has not come to the end of the last step
-BRIEF = 20.0  # the same where copies have parted by then: it may have left out a step, and never come
+PATIENCE = 120.0  # seconds to wait for a rank that has not reached the end of the last step
+BRIEF = 20.0  # the same if copies differ by then: the rank may have left out a step, and never reach it
 _numbers = itertools.count()
 UNREAD = "numbers that cannot be read"
 PLAIN = {"default_pg": "the world", "undefined": "a group", "": "a group"}  # a group without a name
@@ -43,8 +44,8 @@ DRAWS = "the CPU's random state", "the GPU's random state"
 
 
 def prepare(args) -> Callable[[], int]:
-    """Look at the options. What is returned runs `args.script` as Python would, and returns an exit status: 1
-    where copies have parted. Raises ValueError for options that will not do.
+    """Check the options. Returns a function that runs `args.script` as Python would, and returns an exit
+    status: 1 if copies differ. Raises ValueError for options that cannot be used.
     """
     if not args.module and not os.path.isfile(args.script):
         raise ValueError(f"there is no script {args.script!r}; options of verify come before it")
@@ -54,16 +55,15 @@ def prepare(args) -> Callable[[], int]:
 
 
 class Watch:
-    """A watch over this rank's tensors, from its first step of an optimizer on. over: called behind the last
-    step.
+    """Watches this rank's tensors from the first step of an optimizer on. over: called after the last step.
 
-    number: steps of this rank that have ended. Where copies have parted after `steps` steps, as many more are
-    watched: copies that are averaged now and then meet again.
+    number: steps of this rank that have ended. If copies differ after `steps` steps, the same number of
+    further steps is watched, because copies that are averaged now and then become equal again.
     """
 
     _store: dist.Store  # from the first step on
     _tensors: Tensors
-    _late: list  # what `Heard.of_first_step` says
+    _late: list  # the result of `Heard.of_first_step`
 
     def __init__(self, steps: int, over: Callable[[], None]):
         self.number, self._last, self._over = 0, steps, over
@@ -73,16 +73,16 @@ class Watch:
         self._just_stepped: dict[str, str] = {}
         self._heard = Heard()
         self._stepping = Stepping(self._begins, self._stepped)
-        self.seen = Seen()  # on rank 0
+        self.seen = Seen()  # used on rank 0
 
     def stop(self) -> None:
-        """Watch the optimizers no more."""
+        """Stop watching the optimizers."""
         self._stepping.stop()
-        with suppress(ValueError):  # twice
+        with suppress(ValueError):  # it was stopped before
             self._heard.stop()
 
     def end(self) -> None:
-        """Tell of the last step, where the script or the watch ends; rank 0 looks at all that was told."""
+        """Write the last step, when the script or the watch ends; rank 0 compares all steps that remain."""
         if not self._met:
             return
         self._tell(ends=True)
@@ -91,7 +91,7 @@ class Watch:
             self._look()
 
     def part(self) -> None:
-        """Rank 0 leaves last: it may hold the store."""
+        """Let rank 0 leave last: its process may hold the store."""
         if self._met:
             self._store.set(f"left/{self._rank}", "")
             if self._rank == 0:
@@ -125,32 +125,32 @@ class Watch:
     def _tell(self, ends: bool = False) -> None:
         of = self._tensors.of | {name: (state, STATE) for name, state in self._tensors.states()}
         of |= {name: (state, RANDOM) for name, state in _random_states().items()}
-        told: dict[str, object] = {"marks": self._marks(of)}
-        told |= {"rates": self._tensors.rates(), **self._heard.of_step()}
+        written: dict[str, object] = {"marks": self._marks(of)}
+        written |= {"rates": self._tensors.rates(), **self._heard.of_step()}
         if self.number == 0:
-            told |= {"groups": _groups(), "left": self._tensors.left, "samplers": self._tensors.samplers}
-            told |= self._heard.of_groups(self._tensors.parameters, self._tensors.roots)
+            written |= {"groups": _groups(), "left": self._tensors.left, "samplers": self._tensors.samplers}
+            written |= self._heard.of_groups(self._tensors.parameters, self._tensors.roots)
         if self.number == 1:
-            told["late"] = self._late
+            written["late"] = self._late
         if ends:
-            told["stepped"] = self._just_stepped
-        self._store.set(f"{self.number}/{self._rank}", json.dumps(told))
+            written["stepped"] = self._just_stepped
+        self._store.set(f"{self.number}/{self._rank}", json.dumps(written))
         if ends:
             self._store.set(f"end/{self._rank}", str(self.number))
 
     def _marks(self, of: dict[str, tuple[torch.Tensor, str]]) -> dict[str, Mark]:
-        """The marks of these tensors; those that cannot be read as numbers are left out, and named so."""
+        """The marks of these tensors, without those that cannot be read as numbers, which are listed."""
         marks = {}
         for name, (tensor, part) in of.items():
             try:
                 marks[name] = mark(name, *_here(tensor), part)
-            except (RuntimeError, TypeError, NotImplementedError):  # sparse, quantised, of another maker
+            except (RuntimeError, TypeError, NotImplementedError):  # sparse, quantised, or another library's
                 self._tensors.left[name] = UNREAD
                 self._tensors.of.pop(name, None)
         return marks
 
     def _look(self) -> None:
-        """Look at each step that all ranks have told of and rank 0 has not looked at yet."""
+        """Compare each step that all ranks have written and rank 0 has not compared yet."""
         while self.seen.number <= self.number:
             keys = [f"{self.seen.number}/{rank}" for rank in range(self._size)]
             if not self._store.check(keys):
@@ -158,7 +158,7 @@ class Watch:
             self.seen.add([json.loads(value) for value in self._store.multi_get(keys)])
 
     def _goes_on(self) -> bool:
-        """True where more steps are watched. Rank 0 decides when all ranks have told of the last one."""
+        """Whether more steps are watched. Rank 0 decides when all ranks have written the last step."""
         key = f"{self.number}/on"
         if self._rank == 0:
             self._wait_for([f"{self.number}/{rank}" for rank in range(self._size)])
@@ -183,10 +183,10 @@ class Watch:
 
 
 class Seen:
-    """What rank 0 has seen: of each step, what all ranks told. It says what it finds as soon as it does."""
+    """On rank 0: the steps that all ranks have written. Prints each finding at once."""
 
     def __init__(self) -> None:
-        self.number = 0  # of the next step to look at
+        self.number = 0  # of the next step to compare
         self.copies: Copies | None = None
         self._axes: dict[tuple[int, ...], str] = {}
         self._inputs: list[list] = []
@@ -195,46 +195,46 @@ class Seen:
 
     @property
     def parted(self) -> bool:
-        """True where something differs that should be equal."""
+        """Whether something differs that should be equal."""
         return self.copies is not None and bool(self.copies.wrong)
 
-    def add(self, told: Sequence[dict]) -> None:
-        """Look at a step: `told` is what each rank told."""
-        marks = [{name: Mark(*one) for name, one in rank["marks"].items()} for rank in told]
+    def add(self, written: Sequence[dict]) -> None:
+        """Compare a step. written: what each rank wrote."""
+        marks = [{name: Mark(*one) for name, one in rank["marks"].items()} for rank in written]
         if self.copies is None:
-            self._axes = {tuple(ranks): name for one in told for name, ranks in one["groups"]}
-            self.copies = Copies(marks, told)
-            for one in told:
+            self._axes = {tuple(ranks): name for one in written for name, ranks in one["groups"]}
+            self.copies = Copies(marks, written)
+            for one in written:
                 self.copies.left |= one["left"]
-            self._inputs, self._draws = ([[] for _ in told] for _ in range(2))
-            self.said = Said(self.copies, self._axes)
-            self.said.begun(told)
+            self._inputs, self._draws = ([[] for _ in written] for _ in range(2))
+            self.findings = Findings(self.copies, self._axes)
+            self.findings.begun(written)
         else:
-            stepped = [one["stepped"] for one in told if "stepped" in one]
-            drifts = self.copies.look(self.number, marks, stepped if len(stepped) == len(told) else ())
+            stepped = [one["stepped"] for one in written if "stepped" in one]
+            drifts = self.copies.look(self.number, marks, stepped if len(stepped) == len(written) else ())
             if self.number == 1:
-                self.copies.also_summed(pair for one in told for pair in one["late"])
-                self.said.strangers()
-                self.said.watched()
-            self.said.found(drifts)
-        for rank, one in enumerate(told):
+                self.copies.also_summed(pair for one in written for pair in one["late"])
+                self.findings.strangers()
+                self.findings.watched()
+            self.findings.found(drifts)
+        for rank, one in enumerate(written):
             self._inputs[rank].append(one["inputs"])
             self._draws[rank].append(one["draws"])
-        self._rates = [one["rates"] for one in told]
+        self._rates = [one["rates"] for one in written]
         self.number += 1
 
     def conclude(self, script: str) -> None:
-        """Say what was found in all."""
-        steps = max(1, self.number - 1)  # behind them lies a forward of the next, or an evaluation
-        self.said.ended(self.number - 1)
-        self.said.notes([one[:steps] for one in self._inputs], [one[:steps] for one in self._draws])
-        self.said.rates(self._rates)
-        self.said.conclusion(script, self.number - 1)
+        """Print the findings of all steps."""
+        steps = max(1, self.number - 1)  # the last part is a forward of the next step, or an evaluation
+        self.findings.ended(self.number - 1)
+        self.findings.notes([one[:steps] for one in self._inputs], [one[:steps] for one in self._draws])
+        self.findings.rates(self._rates)
+        self.findings.conclusion(script, self.number - 1)
 
 
 def _groups() -> list[tuple[str, list[int]]]:
-    """The groups of this rank: what each is called, and its ranks. A group that PyTorch lends to a dimension
-    of a mesh, as it does with the world's, has the dimension's name.
+    """The groups of this rank: (name, ranks). If PyTorch uses a group, such as the world's, for a dimension
+    of a mesh, the group has the dimension's name.
     """
     meshes = [one for one in gc.get_objects() if type(one) is DeviceMesh and one.get_coordinate() is not None]
     lent: dict[tuple[int, ...], set[str]] = {}
@@ -250,13 +250,13 @@ def _groups() -> list[tuple[str, list[int]]]:
 
 
 def _random_states() -> dict[str, torch.Tensor]:
-    """The states of the random generators by name, equal on ranks that were seeded and drew alike."""
+    """The states of the random generators by name; equal on ranks that were seeded and drew alike."""
     gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
     return dict(zip(DRAWS, [torch.get_rng_state(), *gpu]))
 
 
 def _here(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
-    """What this rank holds, and, of a DTensor, which shard that is: copies of one have the same."""
+    """(what this rank holds; for a DTensor, a key that is equal on ranks with the same shard)."""
     if not isinstance(tensor, DTensor):
         return tensor, ""
     at: Sequence[int] = tensor.device_mesh.get_coordinate() or []
@@ -267,8 +267,8 @@ def _verified(args) -> int:
     leave, rank = os._exit, int(os.environ.get("RANK", 0))
 
     def over() -> None:
-        """Ranks that have met end here, at once: gloo's groups that a script still holds abort a Python that
-        ends in its own time, and its status would be taken for a finding.
+        """End this rank at once, after ranks have met. If a script still holds gloo's groups, a normal end of
+        Python may abort, and its exit status would be taken for a finding.
         """
         watch.end()
         if rank == 0:

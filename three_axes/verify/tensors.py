@@ -1,5 +1,5 @@
-"""The tensors of a script that `verify` watches: found by looking at what Python holds, with names that are
-the same on every rank.
+"""Finds the tensors of a script that `verify` watches, among Python's living objects, and gives them names
+that are the same on every rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .marks import AVERAGE, BUFFER, FLAT, OF, PARAMETER
 from .record import plain_name
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
-LEAST = 2  # tensors that an average has; one alone may be anything of that shape
+LEAST = 2  # tensors of an average; a single tensor of the same shape proves nothing
 # Reasons not to watch a tensor.
 STATISTICS = "statistics of BatchNorm: each rank's own, unless it is SyncBatchNorm"
 PASSING = "buffers that no checkpoint keeps"
@@ -25,7 +25,7 @@ CUT = "ones and zeros that FSDP cut"
 
 
 class Tensors:
-    """The tensors of this process that are watched, by name.
+    """The watched tensors of this process, by name.
 
     of: name -> (tensor, what it is). left: name -> why it is not watched. parameters: name -> parameter of a
     model that an optimizer changes. samplers: (seed, epoch, ranks, numbers) of each DistributedSampler that
@@ -54,7 +54,7 @@ class Tensors:
         self._averages(living)
 
     def states(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What optimizers have beside their parameters, by "exp_avg of norm.weight"."""
+        """The optimizers' states, with names like "exp_avg of norm.weight"."""
         for optimizer in self.optimizers:
             for name, parameter in self.parameters.items():
                 for key, value in optimizer.state.get(parameter, {}).items():
@@ -97,7 +97,9 @@ class Tensors:
                     self.of[name] = buffer, BUFFER
 
     def _averages(self, living: list) -> None:
-        """Modules, dicts and lists that hold a tensor for each trained parameter of a model."""
+        """Find averages: modules, dicts and lists that hold a tensor for each trained parameter of
+        a model.
+        """
         models = [
             {plain_name(name): p.shape for name, p in root.named_parameters() if p.requires_grad}
             for _, root in self.roots
@@ -128,23 +130,23 @@ class Tensors:
 
 def _living() -> list:
     """This process's modules, optimizers and samplers, and the dicts and lists that begin with a tensor."""
-    kinds: dict[type, bool] = {}  # by type, since many objects have few
+    kinds: dict[type, bool] = {}  # the answer for each type, because many objects share few types
 
     def is_one(one) -> bool:
         of = type(one)
-        if of in (list, dict, OrderedDict):  # a subclass of a stranger's may do anything when it is read
+        if of in (list, dict, OrderedDict):  # reading another library's subclass may have side effects
             first = one[0] if of is list and one else next(iter(one.values()), None) if one else None
             return type(first) is torch.Tensor or type(first) is nn.Parameter
         if of not in kinds:
             kinds[of] = issubclass(of, (nn.Module, torch.optim.Optimizer, DistributedSampler))
         return kinds[of]
 
-    gc.collect()  # so that what lives is listed in the order in which it was made, on every rank
+    gc.collect()  # so that living objects are listed in the order of their making, on every rank
     return [one for one in gc.get_objects() if is_one(one)]
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Where the tensor lies; views of one memory have the same."""
+    """The address of the tensor's memory; views of one memory have the same."""
     try:
         return tensor.untyped_storage().data_ptr() or id(tensor)
     except (RuntimeError, NotImplementedError):  # tensors without a storage of their own
@@ -152,8 +154,8 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _roots(modules: list[nn.Module], stepped: list[torch.Tensor]) -> list[tuple[str, nn.Module]]:
-    """(prefix of its names, module): the outermost modules that an optimizer changes, in the optimizers'
-    order. All outermost modules where there is none, for some optimizers change a flat copy.
+    """(prefix of names, module): the outermost modules that an optimizer changes, in the optimizers' order.
+    If there are none, all outermost modules, because some optimizers change a flat copy.
     """
     place = {id(p): i for i, p in reversed(list(enumerate(stepped)))}
     inside = {id(child) for module in modules for child in module.children()}

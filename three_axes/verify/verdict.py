@@ -1,4 +1,4 @@
-"""What a comparison finds: differences with their causes, a verdict on a layout."""
+"""The result of a comparison: differences with their causes, and a verdict on each layout."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .causes import Cause, along, ranks_text
 from .pieces import Mesh
 from .record import Seen, Tensors
 
-EXACT = 1e-9  # of float64's differences; those that come of another order of sums are below 1e-12
+EXACT = 1e-9  # allowed in float64; differences from another order of summation are below 1e-12
 
 
 @dataclass(frozen=True)
 class Found:
-    """A difference. step: 1, 2, …; 0 before the first; None of no step. what: 'loss', 'gradients' and so on.
-    names: of parameters, buffers or modules. off: relative.
+    """A difference. step: 1, 2, …; 0 before the first; None if it belongs to no step. what: 'loss',
+    'gradients' and so on. names: of parameters, buffers or modules. off: the relative difference.
     """
 
     step: int | None
@@ -28,8 +28,8 @@ class Found:
 
 @dataclass
 class Verdict:
-    """What was found on one layout. cells: what stands in its row of the table. found: in the order of a
-    step. exact: whether all was in float64. least: a relative difference that is not told from rounding.
+    """The result for one layout. cells: the cells of its row in the table. found: in the order of a step.
+    exact: whether all was in float64. least: a smaller relative difference may be rounding.
     """
 
     layout: str
@@ -40,11 +40,11 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """True where nothing was found."""
+        """Whether nothing was found."""
         return not self.found
 
     def add(self, found: Iterable[Found], column: str) -> bool:
-        """Add what was found under a column of the table. True where there was something."""
+        """Add findings under a column of the table. Returns whether there were any."""
         found = list(found)
         self.found += found
         off = max((one.off for one in found), default=0.0)
@@ -55,8 +55,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rows:
-    """The twin's gradients of one part of the batch's rows, or of each row's tokens, after the other. each:
-    rows, or tokens, of a part. refused: why there are none, for the reader; '' where nothing failed.
+    """The twin's gradients of each part of the batch's rows, or of each row's tokens, in order. each: rows,
+    or tokens, of a part. refused: the reason if there are none, for the reader; otherwise ''.
     """
 
     gradients: Sequence[Tensors]
@@ -68,11 +68,11 @@ class Rows:
 class Twin:
     """The whole model on one device.
 
-    steps: what it saw. again: the same steps once more, in float64, or from weights that are rounded as the
-    ranks round theirs. The difference of the two is the spread.
-    own: the weights that `build` gave it. aliases: other names of one and the same tensor.
-    parts(what): the gradients of parts of the batch. what: 'rows'; 'unmasked', rows as if the batch's mask
-    left nothing out; or 'tokens', of which the others are not scored.
+    steps: its recorded steps. again: the same steps in a second run, in float64, or from weights that are
+    rounded as the ranks round theirs. The difference of the two runs is the spread.
+    own: the weights that `build` gave the model. aliases: other names of the same tensor.
+    parts(what): the gradients of parts of the batch. what: 'rows'; 'unmasked', rows with a mask that leaves
+    nothing out; or 'tokens', some of each row's tokens, with the others not scored.
     """
 
     steps: Sequence[Seen]
@@ -86,8 +86,8 @@ Wrong = dict[str, tuple[float, Cause]]  # name -> how far off, and why
 
 
 def of_dropouts(seen: Mapping[int, Mapping[str, list]], mesh: Mesh) -> list[Found]:
-    """The dropouts that drop the same places of two ranks' different inputs, or other places of equal inputs.
-    seen: rank -> name -> digests of (what went in, what was kept).
+    """Dropouts that drop the same places of two ranks' different inputs, or different places of equal inputs.
+    seen: rank -> name -> digests of (the input, what was kept).
     """
     pairs: dict[bool, dict[str, set]] = {True: {}, False: {}}  # by whether they drop alike
     for a, b in itertools.combinations(seen, 2):
@@ -109,7 +109,7 @@ def of_dropouts(seen: Mapping[int, Mapping[str, list]], mesh: Mesh) -> list[Foun
 
 
 def by_cause(step: int, what: str, wrong: Wrong) -> list[Found]:
-    """The differences, one for each cause, with the names that share it."""
+    """The differences, grouped by cause, each with the names that share the cause."""
     groups: dict[Cause, list[str]] = {}
     for name, (_, cause) in wrong.items():
         groups.setdefault(cause, []).append(name)

@@ -25,7 +25,7 @@ from .verdict import Rows, Twin
 
 TYPES = torch.float32, torch.bfloat16, torch.float16
 OTHER_SEED = 271828
-ROWS = 8  # parts of the batch that are tried apart
+ROWS = 8  # parts of the batch that are tried separately
 
 
 def verify(
@@ -39,7 +39,7 @@ def verify(
     names: Callable[[str, dict[str, int]], str] | None = None,
     dtype: torch.dtype | None = torch.float64,
 ) -> Report:
-    """Train a model on each layout, and whole on one device. Say where the two part first, and why.
+    """Train a model on each layout, and whole on one device. Report the first difference, and its cause.
 
     Every rank of the process group calls it, and gets the same report.
 
@@ -50,19 +50,19 @@ def verify(
 
         print(verify(build, step, batch, ["dp 2", "dp 2 tp 2"]))
 
-    batch: the whole one, the same on every rank: a tensor, or tensors in lists and dicts.
-    layouts: axes and sizes, outermost first. Each takes as many ranks as their product, and its mesh has
-    these names.
+    batch: the whole batch, the same on every rank: a tensor, or tensors in lists and dicts. layouts: axes and
+    sizes, outermost first. Each uses as many ranks as the product of its sizes, and its mesh has the axes'
+    names.
     splits: {pattern: (axis, dimension)}, for plain tensors whose split neither shapes nor values show.
     names: (a rank's name of a parameter, its coordinates) -> the whole model's, for stages of a pipeline.
-    dtype: PyTorch's default type while it runs. In float64 a difference is a mistake. In another type, or in
-    those that the model itself chooses (None), the spread is measured.
+    dtype: PyTorch's default type during the comparison. In float64 every difference is a mistake. In another
+    type, or in the types that the model itself chooses (None), the rounding error is measured.
 
     The twin starts from the ranks' weights, put together, so seeds do not matter. It runs on rank 0, which
-    compares. Dropouts (nn.Dropout) are switched off, and looked at alone.
+    compares. Dropouts (nn.Dropout) are switched off, and tested separately.
 
-    Raises ValueError for layouts that need more ranks, for names that do not match, and for a twin that is
-    not the same twice.
+    Raises ValueError for layouts that need more ranks, for names that do not match, and for a twin that
+    computes different results in two runs.
     """
     rank, device = dist.get_rank(), _device()
     layouts = [layouts] if isinstance(layouts, str) else layouts
@@ -78,7 +78,7 @@ def verify(
             mine, group = _on_this_rank(build, step, batch, box, steps, names, device, zeroes)
             if group is None:
                 continue
-            outputs, mine[0].outputs = mine[0].outputs, {}  # they are large, and seldom looked at
+            outputs, mine[0].outputs = mine[0].outputs, {}  # they are large, and seldom needed
             ranks = _gathered(mine, group)
             comparison = _comparison(layout, box, twins, ranks, splits or {}) if twins and ranks else None
             if _said_by_rank_0(comparison and comparison.wants_outputs(), group):
@@ -93,7 +93,9 @@ def verify(
 def _on_this_rank(
     build, step, batch, box: Mesh, steps: int, names, device, zeroes: bool
 ) -> tuple[list[Seen], object]:
-    """What this rank saw, and the group of the mesh; None for other ranks, who only help to make it."""
+    """(this rank's record, the group of the mesh); None on ranks outside the mesh, which only help
+    make it.
+    """
     sizes = tuple(box.sizes.values())
     with interposer.aside():
         ranks = torch.arange(len(box.ranks)).view(sizes)
@@ -119,8 +121,8 @@ def _on_this_rank(
 
 
 def _group_of(mesh: DeviceMesh, box: Mesh):
-    """A group of all ranks of the box: an existing one where there is one, for groups cost threads and cannot
-    be ended.
+    """A group of all ranks of the box. Uses an existing group if there is one, because groups cost threads
+    and cannot be ended.
     """
     if len(box.ranks) == dist.get_world_size():
         return dist.group.WORLD
@@ -130,7 +132,7 @@ def _group_of(mesh: DeviceMesh, box: Mesh):
 
 
 def _gathered(mine, group) -> list | None:
-    """What every rank of a group has, in a list on rank 0; None elsewhere."""
+    """The objects of every rank of a group, as a list on rank 0; None elsewhere."""
     gathered = [None] * dist.get_world_size(group) if dist.get_rank() == 0 else None
     with interposer.aside():
         dist.gather_object(mine, gathered, dst=0, group=group)
@@ -159,7 +161,7 @@ def _comparison(layout: str, box: Mesh, twins: _Twins, seen: list[list[Seen]], s
 
 
 class _Twins:
-    """The steps of the model on one device, from given weights; from the same weights they are taken once."""
+    """The steps of the model on one device, from given weights; for the same weights they run only once."""
 
     def __init__(self, build, step, batch, steps: int):
         self._build, self._step, self._batch, self._steps = build, step, batch, steps
@@ -174,8 +176,8 @@ class _Twins:
         self._aliases = {name: names - {name} for names in same.values() if len(names) > 1 for name in names}
 
     def step_zeroes(self) -> bool:
-        """True where the reader's step sets gradients to zero itself, before its backward: no number that is
-        put there beforehand is left. Then `verify` leaves that to the step, on ranks and in the twin.
+        """Whether the reader's step sets gradients to zero before its backward: a number that is put there
+        beforehand disappears. Then `verify` leaves that to the step, on ranks and in the twin.
         """
         watched = self._made()
         for p in watched.parameters().values():
@@ -183,14 +185,16 @@ class _Twins:
         try:
             with torch.random.fork_rng():
                 self._step(watched.model, self._batch, None)
-        except Exception:  # what fails here fails again, where it is told
+        except Exception:  # it will fail again where the failure is reported
             return False
         gradients = [p.grad for p in watched.parameters().values() if p.grad is not None]
         self._zeroes = any(bool(g.isnan().any()) for g in gradients)
         return not self._zeroes
 
     def of(self, weights: Tensors, eps: float) -> Twin:
-        """The twin that starts from these weights. eps: of the coarsest type that the ranks computed in."""
+        """The twin that starts from these weights. eps: of the coarsest type with which the ranks
+        computed.
+        """
         for known, coarsest, twin in self._known:
             if eps == coarsest and all(torch.equal(known[name], weights[name]) for name in weights):
                 return twin
@@ -198,7 +202,7 @@ class _Twins:
         rounds = {torch.finfo(t).eps: t for t in TYPES}.get(eps) if eps > steps[0].eps else None
         try:
             again = self._finer(weights, rounds)
-        except RuntimeError:  # a kernel that float64 has none of
+        except RuntimeError:  # an operation without a float64 kernel
             nudged = {name: _nudged(w) for name, w in weights.items()}
             again = self._run(self._made(), nudged, self._batch, self._steps, others=True)
         exact = rounds is None and steps[0].eps == torch.finfo(torch.float64).eps
@@ -224,7 +228,7 @@ class _Twins:
         return Watched(built, zeroes=self._zeroes)
 
     def _run(self, watched: Watched, weights: Tensors, batch, steps: int, others: bool = False) -> list[Seen]:
-        """The twin's steps. others: whether it draws other random numbers than in its first run."""
+        """The twin's steps. others: whether it draws different random numbers than in its first run."""
         watched.load(weights)
         step = lambda model: self._step(model, batch, None)
         with torch.random.fork_rng():
@@ -233,7 +237,7 @@ class _Twins:
             return [watched.step(step, outputs=number == 0) for number in range(steps)]
 
     def _finer(self, weights: Tensors, rounds: torch.dtype | None) -> list[Seen]:
-        """The twin's steps in float64. rounds: a type that weights are rounded to before."""
+        """The twin's steps in float64. rounds: a type to which the weights are rounded first."""
         double = lambda leaf: leaf.double() if is_real(leaf) else leaf
         with _default(torch.float64):
             watched = self._made()
@@ -256,8 +260,8 @@ class _Twins:
         )
 
     def _parts(self, weights: Tensors, scored: Sequence[tuple[torch.Tensor, int]], what: str) -> Rows:
-        """`Twin.parts`: at most `ROWS` of them, of equal sizes where these divide the whole. scored: the
-        targets of the losses in the twin's first step, with the number that is left out.
+        """`Twin.parts`: at most `ROWS` parts, of equal sizes if these divide the whole. scored: the targets
+        of the losses in the twin's first step, with the number that is left out.
         """
         leaves, structure = pytorch_private.tree_flatten(self._batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -285,7 +289,7 @@ class _Twins:
                 return Rows([])
             leaves = [torch.ones_like(leaf) if mask else leaf for leaf, mask in zip(leaves, masks)]
         each, refused = _size_of_part(n), ""
-        for times in (1, -(-n // each)):  # a step that cuts its batch itself may refuse a part: repeat it
+        for times in (1, -(-n // each)):  # a step that cuts its batch may refuse a small part: repeat it
             cut = lambda leaf, at: torch.cat([leaf[at : at + each]] * times)[:n]
             lists = [
                 [cut(leaf, at) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -307,12 +311,12 @@ class _Twins:
 
 
 def _size_of_part(n: int) -> int:
-    """n in at most `ROWS` parts, equal ones where some number of them divides it."""
+    """The size of a part, if n is cut into at most `ROWS` parts; they are equal if some number divides n."""
     return next((n // k for k in range(min(ROWS, n), 1, -1) if n % k == 0), -(-n // ROWS))
 
 
 def _is_scored(leaf, scored: Sequence[tuple[torch.Tensor, int]]) -> bool:
-    """True for the tensor of the batch, (rows, tokens, …), that has the targets of all losses, in order."""
+    """Whether this tensor of the batch, (rows, tokens, …), has the targets of all losses, in order."""
     if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2 or leaf.is_floating_point() or not scored:
         return False
     together = torch.cat([target.flatten() for target, _ in scored])
@@ -320,14 +324,14 @@ def _is_scored(leaf, scored: Sequence[tuple[torch.Tensor, int]]) -> bool:
 
 
 def _left_out(targets: torch.Tensor, at: int, each: int, out: int) -> torch.Tensor:
-    """The targets of some of each row's tokens; the others are the number that a loss leaves out."""
+    """The targets of some of each row's tokens; the others are set to the number that a loss leaves out."""
     kept = torch.full_like(targets, out)
     kept[:, at : at + each] = targets[:, at : at + each]
     return kept
 
 
 def _is_mask(leaf) -> bool:
-    """True for a tensor of zeros and ones, of both."""
+    """Whether this is a tensor of zeros and ones, with both present."""
     return isinstance(leaf, torch.Tensor) and leaf.dim() > 1 and leaf.unique().tolist() == [0, 1]
 
 

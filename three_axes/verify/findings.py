@@ -12,24 +12,24 @@ from .causes import classes_text
 from .drift import Copies, Drift
 from .marks import AVERAGE, EITHER, RANDOM, SEEDED
 
-SHOWN = 8  # lines of a step
-PATTERNS = 3  # of names, with one reason
-# No copy parts where all ranks do the same wrong thing.
+SHOWN = 8  # lines that are printed for a step
+PATTERNS = 3  # patterns of names that are printed for one reason
+# If all ranks do the same wrong thing, their copies stay equal.
 ALIKE = (
     "not seen: what all ranks do wrong alike (verify(build, step, batch) compares with one device), and a"
     " data set that is sharded twice (add up the rows that all ranks read)"
 )
 
 
-class Said:
-    """Prints what is found in copies. axes: ranks of a group -> its name."""
+class Findings:
+    """Prints the findings on copies. axes: ranks of a group -> the group's name."""
 
     def __init__(self, copies: Copies, axes: dict[tuple[int, ...], str]):
         self._copies, self._axes = copies, axes
         self._told: set[str] = set()
 
     def strangers(self) -> None:
-        """Name parameters that differed before the first step although their gradients are summed."""
+        """Print the parameters that differed before the first step although their gradients are summed."""
         if strangers := [one for one in self._copies.strangers if one.name not in self._told]:
             self._told |= {one.name for one in strangers}
             first = max(strangers, key=lambda drift: drift.far)
@@ -41,20 +41,22 @@ class Said:
                 " apart?"
             )
 
-    def begun(self, told: Sequence[dict]) -> None:
-        """Name what differed before the first step, and samplers that shuffle in another order."""
+    def begun(self, written: Sequence[dict]) -> None:
+        """Print what differed before the first step, and samplers that shuffle in different orders."""
         self.strangers()
-        samplers = [one["samplers"] for one in told]
+        samplers = [one["samplers"] for one in written]
         for others in zip(*samplers) if len({len(one) for one in samplers}) == 1 else ():
             apart = [
-                r for r in range(1, len(told)) if others[r] != others[0] and others[r][2:] == others[0][2:]
+                r for r in range(1, len(written)) if others[r] != others[0] and others[r][2:] == others[0][2:]
             ]
             if apart and all(self._copies.data_parallel(0, r) for r in apart):
-                said = "; ".join(f"seed {one[0]}, epoch {one[1]} on rank {r}" for r, one in enumerate(others))
-                say(f"DistributedSampler: {said}: a note, for the ranks' parts of the data overlap")
+                names = "; ".join(
+                    f"seed {one[0]}, epoch {one[1]} on rank {r}" for r, one in enumerate(others)
+                )
+                say(f"DistributedSampler: {names}: a note, for the ranks' parts of the data overlap")
 
     def watched(self) -> None:
-        """Say how many tensors are watched."""
+        """Print how many tensors are watched."""
         watched, _ = self._copies.watched()
         kinds = Counter(part for part in watched.values() if part != RANDOM)
         plural = lambda part, n: f"{n} {part}" if n == 1 else f"{n} {part}s"
@@ -64,7 +66,7 @@ class Said:
         say(f"watched: {', '.join(kinds_said) or 'nothing'}")
 
     def found(self, drifts: Iterable[Drift]) -> None:
-        """Print a line for each tensor that has parted in a step, the farthest first."""
+        """Print a line for each tensor whose copies differ after a step, largest difference first."""
         drifts = [drift for drift in drifts if drift.name not in self._told]
         self._told |= {drift.name for drift in drifts}
         drawn = [drift for drift in drifts if self._copies.is_random(drift)]
@@ -78,7 +80,7 @@ class Said:
             say(f"{self._where(drift)}: a note, for ranks may draw for themselves")
 
     def ended(self, steps: int) -> None:
-        """Say what is known at the end only."""
+        """Print what is known only at the end."""
         if steps < 1:
             self.watched()
         self.found(self._copies.unsettled())
@@ -101,7 +103,7 @@ class Said:
                 say(f"{self._where(first._replace(name=folded(drifts)))}: {why}")
 
     def notes(self, inputs: Sequence[list], draws: Sequence[list]) -> None:
-        """Name ranks that should see other data, or draw other numbers, and do not."""
+        """Print which ranks should see different data, or draw different random numbers, but do not."""
         when = f"in each of {len(inputs[0])} steps" if len(inputs[0]) > 1 else "in step 1"
         same = self._copies.equal_pairs([_if_all(steps) for steps in inputs])
         for ranks in same:
@@ -114,16 +116,16 @@ class Said:
                 )
 
     def rates(self, rates: Sequence[list[str]]) -> None:
-        """Name numbers of the optimizers that are not the same on all ranks, where copies have parted."""
+        """If copies differ, print the optimizers' numbers that are not the same on all ranks."""
         if not self._copies.wrong or len({len(one) for one in rates}) > 1:
             return
         for others in dict.fromkeys(zip(*rates)):
             if len(set(others)) > 1:
-                said = ", ".join(f"{one} on rank {rank}" for rank, one in enumerate(others))
-                say(f"the optimizers differ: {said}")
+                names = ", ".join(f"{one} on rank {rank}" for rank, one in enumerate(others))
+                say(f"the optimizers differ: {names}")
 
     def conclusion(self, script: str, steps: int) -> None:
-        """Say how many tensors have copies, and how many have parted; then what was not seen."""
+        """Print how many tensors have copies, how many of these differ, and what could not be checked."""
         watched, left = self._copies.watched()
         copies = sum(name in self._copies.groups and part != RANDOM for name, part in watched.items())
         in_steps, wrong = f"{steps} step{'s' * (steps != 1)}", self._copies.wrong
@@ -147,7 +149,7 @@ class Said:
 
 
 def axis_of(classes: dict[int, str], axes: dict[tuple[int, ...], str]) -> str:
-    """The smallest groups whose members have parted, by name."""
+    """The names of the smallest groups whose members differ."""
     parted = {
         ranks: name for ranks, name in axes.items() if len({classes[r] for r in ranks if r in classes}) > 1
     }
@@ -158,14 +160,14 @@ def axis_of(classes: dict[int, str], axes: dict[tuple[int, ...], str]) -> str:
 
 
 def folded(names: Iterable[str]) -> str:
-    """The first few names, with a star for each number, so that layers are named once."""
+    """The first few names, with a star for each number, so that a name in many layers is printed once."""
     patterns = list(dict.fromkeys(re.sub(r"\d+", "*", name) for name in names))
     more = f" and {len(patterns) - PATTERNS} more" if len(patterns) > PATTERNS else ""
     return ", ".join(patterns[:PATTERNS]) + more
 
 
 def _unseen(left: Mapping[str, str]) -> str:
-    """What was not watched, what no watch over copies can see, and what would see it. left: name -> why."""
+    """What was not watched, what no comparison of copies can find, and what would. left: name -> why."""
     reasons: dict[str, list[str]] = {}
     for name, why in left.items():
         reasons.setdefault(why, []).append(name)
@@ -174,5 +176,5 @@ def _unseen(left: Mapping[str, str]) -> str:
 
 
 def _if_all(steps: list) -> list:
-    """The steps; none of them where one is empty."""
+    """The steps; [] if one of them is empty."""
     return steps if all(steps) else []
