@@ -1,4 +1,4 @@
-"""What can be redone by hand: collectives, schedules, where ranks stand. NumPy at most."""
+"""Formulas that can be redone by hand: collectives, schedules, placement of ranks. Needs NumPy at most."""
 
 from ..doors import door
 

@@ -1,7 +1,7 @@
-"""The axes, one record each: what each is called, what it splits, where its ranks lie, how often they talk.
+"""The axes, one record each: an axis's name, what it splits, where its ranks lie, how often they communicate.
 
-Layouts, tables, the command line, JSON, the planner and a layout's defence go through this list. What an axis
-does to a layer, in bytes and FLOPs, is in `plan`.
+Layouts, tables, the command line, JSON, the planner and a layout's defence loop over this list. The bytes and
+FLOPs that an axis adds to a layer are in `plan`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 
 class Axis(NamedTuple):
-    """name: of its size and its flag. called: in words. splits: what its ranks share. talks: how often they
-    send, in each layer, in each microbatch or once a step. part: of a step's seconds, that what they send
-    counts to; formula: of these seconds. letter: of its size in formulas, its name where there is none.
+    """name: of its size and its flag. called: its name in prose. splits: what its ranks share. talks: how
+    often they send: in each layer, in each microbatch or once a step. part: the term of a step's seconds that
+    its communication counts to; formula: of these seconds. letter: of its size in formulas, or else its name.
 
-    beside: it lies next to this axis, outside it; where none is named, a layout's order says where it lies.
-    folds: it has no ranks of its own, but groups those of other axes anew, as experts do. replicates: ranks
-    along it hold the same weights.
+    beside: the axis that it lies next to, outside it; if empty, a layout's order says where it lies. folds:
+    it has no ranks of its own, but regroups those of other axes, as expert parallelism does. replicates:
+    ranks along it hold the same weights.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Axis(NamedTuple):
 
     @property
     def help(self) -> str:
-        """What --help says of the axis's flag."""
+        """The text of the axis's flag in --help."""
         return f"ranks that share {self.splits}"
 
 
@@ -86,7 +86,7 @@ AXES = (
     ),
     Axis("etp", "experts' tensor parallel", "each expert", "layer", "expert parallel", folds=True),
 )
-# Groups that follow from these sizes: replicas of experts, and parts of replicas that ZeRO shares out over.
+# Groups that follow from these sizes: replicas of experts, and groups over which ZeRO shards its state.
 GROUPS = (
     Axis("edp", "experts' data parallel", "the batch", "step", "data parallel"),
     Axis("shard", "data parallel, inside a shard", "the batch", "step", "data parallel"),
@@ -95,6 +95,6 @@ GROUPS = (
     Axis("ereplicate", "experts' data parallel, over shards", "the batch", "step", "data parallel"),
 )
 NAMED = {axis.name: axis for axis in (*AXES, *GROUPS)}
-ALWAYS = tuple(axis.name for axis in AXES if not axis.beside and not axis.folds)  # said where they are 1 too
+ALWAYS = tuple(axis.name for axis in AXES if not axis.beside and not axis.folds)  # named even at size 1
 FOLDED = tuple(axis.name for axis in AXES if axis.folds)
 REPLICATING = tuple(axis.name for axis in AXES if axis.replicates)

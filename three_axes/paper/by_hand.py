@@ -1,4 +1,4 @@
-"""What drops 02 to 09 compute, in letters: to be redone on paper, and to be read before the planner.
+"""The formulas of drops 02 to 09, to be redone on paper, and to be read before the planner.
 
     N   parameters                       d, t, p   sizes of data, tensor and pipeline parallelism
     L   layers, of hidden size h         m         microbatches of b sequences of s tokens
@@ -6,8 +6,8 @@
     e   bytes of one number: 2 in half precision, 4 in float32
 
 The model is a GPT: attention and an MLP of 4·h in each layer, without fused attention. `three_axes.plan`
-has the same for other models, frameworks and thousands of layouts at once; `tests/paper/test_by_hand.py`
-holds it to these. Bytes are those that one rank sends, or holds. Numbers go in, numbers come out.
+computes the same for other models, frameworks and thousands of layouts at once; `tests/paper/test_by_hand.py`
+compares the two. Bytes are those that one rank sends, or holds. Arguments and results are plain numbers.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def microbatches_held(schedule: str, p: int, m: int, stage: int = 0) -> int:
 
 def bubble(p: int, m: int, v: int = 1) -> float:
     """The share of wall time in which a pipeline rank idles, with GPipe or 1F1B (v = 1), or interleaved: of
-    m + (p−1)/v slots of a forward and its backward, (p−1)/v are idle. Narayanan et al. 2021.
+    the m + (p−1)/v slots (a forward and its backward each), (p−1)/v are idle. Narayanan et al. 2021.
     """
     idle = (p - 1) / v
     return idle / (m + idle)

@@ -39,7 +39,7 @@ def algorithmic_bytes(op: str, payload: float, n: int, rank: int = 0, root: int 
     """Bytes that `rank` sends for `op` on `n` ranks by a bandwidth-optimal ring.
 
     op: one of the names in the table above, or recv and barrier (which send nothing).
-    payload: bytes of the whole tensor. rank, root: only rooted operations look at them.
+    payload: bytes of the whole tensor. rank, root: only rooted operations use them.
     Raises ValueError for an operation it does not know, or a group without ranks.
     """
     _check(op, n)
@@ -48,9 +48,9 @@ def algorithmic_bytes(op: str, payload: float, n: int, rank: int = 0, root: int 
         return by_hand.all_reduce_bytes(payload, n)
     if op in ("all_gather", "reduce_scatter", "all_to_all"):
         return by_hand.reduce_scatter_bytes(payload, n)
-    if op == "broadcast":  # every rank passes it on, but the last
+    if op == "broadcast":  # every rank sends it on, except the last
         return payload if far < n - 1 else 0
-    if op == "reduce":  # the broadcast read backwards: the root only receives
+    if op == "reduce":  # a broadcast in reverse: the root only receives
         return payload if far else 0
     if op == "gather":
         return payload / n if far else 0
@@ -78,22 +78,22 @@ def gloo(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float
 
 
 def _below(far: int, n: int) -> list[int]:
-    """To whom a rank sends in gloo's broadcast. All count from the root: in round k the ranks below 2^k each
-    send to the one 2^k further.
+    """The ranks to which a rank sends in gloo's broadcast, counted from the root: in round k each rank below
+    2^k sends to the rank 2^k further.
     """
     return [far + (1 << k) for k in range(far.bit_length(), n.bit_length()) if far + (1 << k) < n]
 
 
 def needs(op: str, n: int, rank: int, root: int | None, numbers: int | None, held: bool) -> list[int]:
-    """Ranks that must have come before `rank` can leave `op` on `n` ranks.
+    """Ranks that must have called `op` before `rank` can leave it, of n ranks.
 
-    root: or the peer of a message; None where it may be anybody. numbers: how many the whole tensor has; None
-    for a barrier. held: a sender waits until its receiver has come, as with gloo; NCCL keeps a small message.
-    Data comes from every rank, or from the root. In gloo's broadcast, down a binomial tree, it comes from
-    those above, and goes to those below. Left out are ranks that are needed in some cases only: in a reduce
-    of few numbers, where not every rank has a piece to send, and where nothing is sent. (Read in gloo's
-    broadcast.cc, reduce.cc, gather.cc, scatter.cc and alltoallv.cc, at 081799c of 2025; a test holds it
-    against ranks.)
+    root: or the peer of a message; None if the peer may be any rank. numbers: how many the whole tensor has;
+    None for a barrier. held: whether a sender waits for its receiver, as with gloo; NCCL buffers a small
+    message. A rank needs the ranks from which it receives: every rank, or the root. In gloo's broadcast (a
+    binomial tree) it receives from the ranks above it, and sends to those below. Ranks that are needed only
+    in some cases are left out: in a reduce of so few numbers that not every rank has a piece to send, or with
+    nothing to send. (Read in gloo's broadcast.cc, reduce.cc, gather.cc, scatter.cc and alltoallv.cc, at
+    081799c of 2025; a test compares it with ranks.)
     """
     others = [r for r in range(n) if r != rank]
     if numbers == 0 or root is None and op in ("send", "recv"):

@@ -1,4 +1,4 @@
-"""Pipeline schedules as the formulas see them: one record for each. `schedules` has their orders.
+"""Pipeline schedules in formulas, one record for each. `schedules` has the order of their operations.
 
 Letters: p ranks, m microbatches, v chunks on each rank.
 """
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
 
 class Pipeline(NamedTuple):
     """order: the function of `schedules` that makes it. in_flight: (p, v, m, stage) -> microbatches whose
-    activations a rank holds at its fullest, in units of all its chunks. bubble: (F, I, W, v) -> seconds that
-    a rank stands idle, from what all other stages take for one microbatch's forward, input gradients and
-    weight gradients: as simulated, to the digit, with an optimizer that waits for all, as it does where
-    gradients are clipped.
+    activations a rank holds at its fullest, in units of all its chunks. bubble: (F, I, W, v) -> seconds for
+    which a rank is idle, where F, I and W are what all other stages take for one microbatch's forward, input
+    gradients and weight gradients. It equals the simulation exactly, with an optimizer that waits for all
+    ranks, as it does when gradients are clipped.
 
-    alone: whether it is what a rank without a pipeline runs. chunks: how many a rank has where the schedule
-    says so, 0 where the reader chooses. fills: microbatches
-    that it needs for each rank. splits: whether backward is split in two. folded: stages run down the ranks
-    and back up, so that embedding and head are both on the first.
+    alone: whether a rank without a pipeline runs it. chunks: the number on a rank if the schedule fixes it, 0
+    if the reader chooses. fills: microbatches that it needs for each rank. splits: whether backward is split
+    in two. folded: stages run down the ranks and back up, so that embedding and head are both on the first.
     """
 
     order: str
@@ -37,8 +36,8 @@ class Pipeline(NamedTuple):
     folded: bool = False
 
     def make(self, p: int, m: int, v: int = 1) -> Schedule:
-        """The schedule's order. v: number of chunks, where a reader chooses it."""
-        from . import schedules  # long, and of no use to who asks for seconds and bytes alone
+        """The schedule's order. v: number of chunks, if the reader chooses it."""
+        from . import schedules  # a long module that formulas alone do not need
 
         order = getattr(schedules, self.order)
         return order(p, m, v) if self.chunks == 0 else order(p, m)

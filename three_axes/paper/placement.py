@@ -1,4 +1,5 @@
-"""Which rank goes where: coordinates on the grid of axes, groups along each, and which of them leave a node.
+"""Where each rank lies: its coordinates on the grid of axes, the groups along each axis, and which leave a
+node.
 
 The innermost coordinate changes fastest with the rank, so its groups are neighbours: rank = (j·d + i)·t + k.
 """
@@ -13,14 +14,14 @@ import numpy as np
 
 
 class Placement(NamedTuple):
-    """sizes: axis -> how many ranks, from the outermost to the innermost, {"pp": 2, "dp": 2, "tp": 2} for
-    one. `stride` and `reach` take arrays of them too.
+    """sizes: axis -> number of ranks, from the outermost to the innermost, such as {"pp": 2, "dp": 2, "tp":
+    2}. `stride` and `reach` also accept arrays of sizes.
     """
 
     sizes: dict[str, int]
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands along each axis. Raises ValueError for a rank that is not on the grid."""
+        """A rank's coordinate along each axis. Raises ValueError for a rank that is not on the grid."""
         n = math.prod(self.sizes.values())
         if not 0 <= rank < n:
             raise ValueError(
@@ -33,7 +34,7 @@ class Placement(NamedTuple):
         return {axis: place[axis] for axis in self.sizes}
 
     def stride(self, axis: str):
-        """How many ranks apart neighbours on an axis are: the product of the sizes further in."""
+        """The distance in ranks between neighbours on an axis: the product of the sizes further in."""
         return math.prod(list(self.sizes.values())[list(self.sizes).index(axis) + 1 :])
 
     def reach(self, axis: str, gpus_per_node: int) -> tuple:
@@ -54,7 +55,7 @@ class Placement(NamedTuple):
         return [list(group) for group in sorted({tuple(self.group(rank, axis)) for rank in ranks})]
 
     def axis_between(self, a: int, b: int) -> str | None:
-        """The one axis along which two ranks differ; None where none is, or more: they never talk."""
+        """The only axis along which two ranks differ; None if they differ along none, or along several."""
         there = self.coordinates(b)
         differ = [axis for axis, i in self.coordinates(a).items() if there[axis] != i]
         return differ[0] if len(differ) == 1 else None

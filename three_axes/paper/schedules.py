@@ -11,7 +11,7 @@ An operation is one of
     F   forward of one microbatch through one stage
     B   its whole backward
     I   only the gradient of the stage's input, which the stage before is waiting for
-    W   only the gradients of the stage's weights, for which nobody waits
+    W   only the gradients of the stage's weights, for which no stage waits
 and B = I + W. Schedules that split the backward can put W where a rank would idle.
 """
 
@@ -33,7 +33,7 @@ class Op(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """`ops[rank]`: what each rank runs, in order. `rank_of[stage]`: where a stage lives."""
+    """`ops[rank]`: what each rank runs, in order. `rank_of[stage]`: the rank that holds a stage."""
 
     name: str
     m: int
@@ -42,12 +42,12 @@ class Schedule:
 
     @property
     def p(self) -> int:
-        """How many ranks."""
+        """The number of ranks."""
         return len(self.ops)
 
     @property
     def v(self) -> int:
-        """How many stages each rank has: its chunks."""
+        """The number of stages on each rank: its chunks."""
         return len(self.rank_of) // self.p
 
 
@@ -87,8 +87,8 @@ def interleaved(p: int, m: int, v: int) -> Schedule:
 def zb_h1(p: int, m: int, v: int = 1) -> Schedule:
     """Zero bubble H1 (Qi et al. 2023): 1F1B whose weight gradients fill the gaps. Memory as 1F1B.
 
-    Each rank lets its first `rank` weight gradients wait, so that input gradients travel
-    sooner. With v > 1 chunks it is PyTorch's InterleavedZeroBubble.
+    Each rank delays its first `rank` weight gradients, so that input gradients are sent sooner. With v > 1
+    chunks it is PyTorch's InterleavedZeroBubble.
     """
     _check(p, m, v)
 
@@ -121,7 +121,7 @@ def zb_v(p: int, m: int) -> Schedule:
     Rank r holds stages r and 2p-1-r, so the loss is on rank 0. Memory as 1F1B, and no bubble if F = I = W.
     """
     _check(p, m)
-    lots = max(m, 2 * p - 1)  # the pattern is made for a full pipeline; what is too much is left out
+    lots = max(m, 2 * p - 1)  # the pattern is made for a full pipeline; superfluous microbatches are left out
 
     def order(rank):
         down, up = _chunk(rank), _chunk(2 * p - 1 - rank)
@@ -168,7 +168,7 @@ def _in_turn(forwards: list[Op], backwards: list[Op], warmup: int) -> list[Op]:
 
 
 def _late_weights(ops: list[Op], owed: int) -> list[Op]:
-    """Put a W behind every I, each for the oldest I without one, once more than `owed` of them wait."""
+    """Put a W after each I, for the oldest I without one, as soon as more than `owed` of them wait."""
     out, waiting = [], []
     for op in ops:
         out.append(op)
@@ -203,7 +203,7 @@ def _rounds(p: int, m: int, v: int, rank: int) -> tuple[list[Op], list[Op]]:
 
 
 class _chunk:
-    """One of a rank's chunks, which knows how many microbatches are done of each kind of operation."""
+    """One of a rank's chunks; counts the microbatches that are done, for each kind of operation."""
 
     def __init__(self, stage: int):
         self.stage, self.done = stage, dict.fromkeys("FIW", 0)

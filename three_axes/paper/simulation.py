@@ -1,4 +1,4 @@
-"""Running a schedule on paper: when each operation starts, where a rank stands idle, what it holds."""
+"""Simulates a schedule: when each operation starts, when a rank is idle, what it holds."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from .schedules import Op, Schedule
 class Times:
     """How long each operation takes, in any unit: one number, or one for each stage.
 
-    forward, input (I) and weight (W); a whole backward takes input + weight. send: from one rank to another,
-    during which neither rank is busy. The defaults are the usual picture: backward twice forward, and links
-    that cost nothing.
+    forward, input (I) and weight (W); a whole backward takes input + weight. send: from one rank to another;
+    neither rank is busy during it. By default a backward takes twice a forward, and sends take no time.
     """
 
     forward: float | Sequence[float] = 1.0
