@@ -3,9 +3,9 @@ their memory.
 
 `trace(find_model("llama-3-70b"), Layout(dp=8, tp=8, zero=3), seq_len=8192)` builds all 80 layers, splits them
 with `parallelize_module` and `fully_shard` as a training script would, and runs one forward and backward.
-Tensors are fake: they have a shape and a type, and no numbers. The process group is fake too: it says that
-all 64 ranks are there, and every collective ends at once. What is real is PyTorch's code, so that what it
-asks for can be counted: each collective, and each tensor that comes and goes.
+Tensors are fake: they have a shape and a type, but no numbers. The process group is fake too: it claims that
+all 64 ranks exist, and every collective ends at once. PyTorch's code is real, so its requests can be counted:
+each collective, and each tensor that is made and freed.
 
 It runs in a process of its own, since a process can have one default group only, and no more than one rank is
 needed: under FSDP and tensor parallelism all ranks do the same.
@@ -36,7 +36,7 @@ from ..table import Table, human
 
 @dataclass
 class Trace:
-    """What one of `layout.ranks` ranks asked for in a step. memory: bytes by what for, at the peak."""
+    """What one of `layout.ranks` ranks requested in a step. memory: bytes by use, at the peak."""
 
     model: ModelShape
     layout: Layout
@@ -44,8 +44,8 @@ class Trace:
     params: int
     calls: list[Call]
     memory: dict[str, float]
-    seconds: float = field(compare=False)  # that the tracing took
-    resident: int = field(compare=False)  # bytes that the tracing process took at most
+    seconds: float = field(compare=False)  # duration of the tracing
+    resident: int = field(compare=False)  # largest memory of the tracing process, in bytes
 
     @property
     def peak(self) -> float:
@@ -82,14 +82,14 @@ def trace(
 ) -> Trace:
     """One step with one microbatch of `model` under FSDP (zero 3) over dp and tensor parallelism over tp.
 
-    With pp above 1 it is the first stage's, with pp + 1 microbatches by 1F1B: they run forward and are sent
-    on, their gradients come back and run backward. Each weight is gathered once and each gradient reduced
-    once, as torchtitan does in a pipeline.
+    With pp above 1 the first stage is traced, with pp + 1 microbatches by 1F1B: activations are sent to the
+    next stage, and gradients come back. Each weight is gathered once and each gradient reduced once, as
+    torchtitan does in a pipeline.
 
-    plan: "Megatron's" enters each pair of matrices once, and splits vocabulary and loss; "usual" is what
-    PyTorch's tutorials give, each matrix by itself, embedding and head whole. gradient_bytes: of what
-    gradients travel in, 4 as torchtitan has it, or 2. Raises ValueError for what cannot be traced: stages in
-    chunks, ZeRO below 3, sizes that do not divide, anything with PyTorch before 2.11.
+    plan: "Megatron's" communicates once at each end of a pair of matrices, and splits vocabulary and loss;
+    "usual" is the plan of PyTorch's tutorials, for each matrix by itself, with embedding and head whole.
+    gradient_bytes: of a number in a gradient that is sent, 4 as in torchtitan, or 2. Raises ValueError for
+    what cannot be traced: stages in chunks, ZeRO below 3, sizes that do not divide, and PyTorch before 2.11.
     """
     if tuple(map(int, version("torch").split(".")[:2])) < (2, 11):
         raise ValueError(
@@ -129,7 +129,8 @@ def trace(
         input=pickle.dumps((model, layout, seq_len, plan, gradient_bytes)),
         capture_output=True,
         timeout=300,
-        # It finds what the notebook finds, also where the first cell has fetched the course.
+        # The process uses this process's import path, so it also works where the first cell fetched the
+        # course.
         env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
     )
     if done.returncode:
@@ -141,7 +142,7 @@ def trace(
 
 
 def answer() -> None:
-    """Trace what standard input says, as `trace` pickled it, and print the Trace in the same form."""
+    """Run the trace that `trace` pickled into standard input, and print the pickled Trace."""
     with redirect_stdout(sys.stderr):
         traced = trace_here(*pickle.load(sys.stdin.buffer))
     pickle.dump(traced, sys.stdout.buffer)
@@ -211,8 +212,8 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
 
 
 def _first_stage(net, tokens, pp: int, following: int, group) -> None:
-    """1F1B on a first stage; `following` is the next stage's rank. Before each backward FSDP is told what
-    `torch.distributed.pipelining` tells it.
+    """1F1B on a first stage; `following` is the next stage's rank. Before each backward FSDP gets the same
+    calls as from `torch.distributed.pipelining`.
     """
     import torch
     import torch.distributed as dist
@@ -235,7 +236,7 @@ def _first_stage(net, tokens, pp: int, following: int, group) -> None:
 
 
 def _most_resident() -> int:
-    """Bytes that this process took at most. On Linux ru_maxrss may be the parent's, which it takes over."""
+    """The largest memory of this process in bytes. On Linux ru_maxrss may be the parent's, inherited."""
     try:
         with open("/proc/self/status") as f:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM:"))

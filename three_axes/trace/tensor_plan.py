@@ -1,4 +1,4 @@
-"""Tensor parallelism by PyTorch: what `tensor` does by hand, as a plan for DTensor's `parallelize_module`.
+"""Tensor parallelism by PyTorch: the split of `helpers.toy.tensor` as a plan for `parallelize_module`.
 
 It fits every block whose matrices are called attention.q, .k, .v, .out and mlp.up, .down, and perhaps .gate.
 """
@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 
 
 def usual_plan(block: nn.Module, sp: bool = False) -> dict[str, ParallelStyle]:
-    """Each matrix by itself: columns, then rows. sp: see `merged_plan`, which it is a part of."""
+    """Each matrix by itself: columns, then rows. sp: see `merged_plan`, which contains this plan."""
     columns = ["attention.q", "attention.k", "attention.v", "mlp.up"]
     if getattr(block.mlp, "gate", None) is not None:
         columns.append("mlp.gate")

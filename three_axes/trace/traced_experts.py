@@ -1,9 +1,9 @@
-"""Layers of experts and latent attention for `trace`, of PyTorch's own pieces: its all-to-all that has a
+"""Layers of experts and latent attention for `trace`, made of PyTorch's own parts: its all-to-all with a
 backward, its grouped product, FSDP2 over dp and, for experts, over edp.
 
-Tensors without numbers route nothing: every expert gets as many rows. PyTorch's fake tensors refuse to count
-(`bincount` depends on numbers), so the sizes of an even router are given. Beside tensor parallelism, DTensor
-has no plan for a grouped product; tp is 1.
+A router cannot route fake tensors, so every expert gets the same number of rows. PyTorch's fake tensors also
+cannot be counted (`bincount` depends on numbers), so the sizes of an even router are given. DTensor has no
+plan for a grouped product under tensor parallelism, so tp is 1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(many, f, h))
 
     def forward(self, rows):
-        """rows: (rows, h), those of one expert together, as many for each. Returns the same shape."""
+        """rows: (rows, h), sorted by expert, with the same number for each. Returns the same shape."""
         each = rows.shape[0] // self.gate.shape[0]
         ends = torch.arange(1, self.gate.shape[0] + 1, dtype=torch.int32) * each
         inside = F.silu(grouped_product(rows, self.gate, offs=ends))

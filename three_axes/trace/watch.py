@@ -1,4 +1,6 @@
-"""For `trace`: every tensor that comes and goes, and every collective, as PyTorch's dispatcher sees them."""
+"""For `trace`: sees every tensor that is made or freed, and every collective, through PyTorch's
+dispatcher.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ OPERATORS = {  # operator -> (collective, argument with the whole tensor, or Non
 
 
 class Watch(Ledger):
-    """From `start()` on, counts collectives by (name, axis), and keeps what lived when most did.
+    """From `start()` on, counts collectives by (name, axis), and keeps what was living at the peak.
 
     axis_of: a process group's name -> the axis it belongs to.
     """
@@ -34,12 +36,12 @@ class Watch(Ledger):
         self._at_peak: tuple[int, dict[int, int]] = 0, {}  # the peak, and what lived then
 
     def start(self) -> None:
-        """Count from here on; the peak is what lives now."""
+        """Count from here on; the peak starts at the memory that is living now."""
         self.counted.clear()
         self.peak, self._at_peak = self.now, (0, {})
 
     def changes(self, piece: int, size: int | None) -> None:
-        """Copy what lives, as it begins to fall from the peak."""
+        """Copy what is living when memory begins to fall from the peak."""
         if self.now == self.peak and (size or 0) < self.pieces.get(piece, 0):
             self._at_peak = self.peak, dict(self.pieces)
 
@@ -58,7 +60,7 @@ class Watch(Ledger):
         call.payload += sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
 
     def kind_of(self, tensors, kind: str) -> None:
-        """Say what some tensors are. The rest of what lives at the peak is 'activations'."""
+        """Set the kind of some tensors. The rest of what is living at the peak is 'activations'."""
         self._kinds |= dict.fromkeys(storages(tensors), kind)
 
     def calls(self) -> list[Call]:
@@ -66,7 +68,7 @@ class Watch(Ledger):
         return [self.counted[key] for key in sorted(self.counted)]
 
     def memory(self) -> dict[str, float]:
-        """Bytes at the peak, by what for."""
+        """Bytes at the peak, by use."""
         peak, pieces = self._at_peak
         sums: dict[str, float] = {}
         for piece, size in (pieces if peak == self.peak else self.pieces).items():
