@@ -1,7 +1,7 @@
 """Devices, networks and clusters: the published numbers that time and memory depend on.
 
-Speeds are what the maker prints, in bytes per second, per GPU and in one direction; NVIDIA prints
-NVLink's in both. What is really reached of them are the efficiencies in `cost.Constants`.
+Speeds are those that the maker prints, in bytes per second, per GPU and in one direction; NVIDIA prints
+NVLink's for both directions. The shares that programs reach are the efficiencies in `cost.Constants`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ GENERATIONS = {"A100": ("a100",), "Hopper": ("h100", "h200", "h20"), "Blackwell"
 
 
 def generation(name: str) -> str:
-    """The generation of a device; "" for one of which no published runs are known here."""
+    """The generation of a device; "" for one without published runs in this project."""
     return next((one for one, begins in GENERATIONS.items() if name.startswith(begins)), "")
 
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU. flops: printed dense half-precision FLOP/s, which MFU divides by. achievable: what matrix
-    products were measured to reach, at most flops. bandwidth: printed bytes/s of its own memory.
-    achievable_bandwidth: what streams through it were measured to reach, 0 where no measurement is known
-    here: the planner then takes a share of `bandwidth`. memory: bytes that are really there, which is more
-    than a card is called by. fp8, achievable_fp8, fp4, achievable_fp4: as flops and achievable, of narrower
-    numbers, 0 where it has none. assumed: nobody's measurement of `achievable` is known here. Raises
-    ValueError for anything but positive numbers in these units.
+    """One GPU. flops: printed dense half-precision FLOP/s, by which MFU divides. achievable: FLOP/s measured
+    for matrix products, at most flops. bandwidth: printed bytes/s of its own memory. achievable_bandwidth:
+    bytes/s measured for streaming through that memory, 0 without a measurement: the planner then uses a share
+    of `bandwidth`. memory: its real bytes, more than in the card's name. fp8, achievable_fp8, fp4,
+    achievable_fp4: like flops and achievable, for narrower numbers; 0 if it has none. assumed: `achievable`
+    is not measured but assumed. Raises ValueError for numbers that are not positive in these units.
     """
 
     name: str
@@ -73,14 +72,13 @@ class Network:
     """Nodes of GPUs and what connects them: bandwidths in bytes/s, per GPU and in one direction; latencies in
     seconds for one message.
 
-    rails: ports of a node that one group can use at once; all, unless the software knows only one ring.
-    busbw: (nodes, bytes/s) that an all-reduce over so many whole nodes was measured to reach for each rank
-    (as nccl-tests print it), the fewest nodes first. Fabrics slow down as they grow; without it each port
-    keeps its speed. busbw_gather: the same of all-gathers and reduce-scatters, where it differs. all_to_all:
-    bytes/s through the link and through the port that an all-to-all was measured to reach, 0 where nobody
-    did. host_bandwidth, host_memory_bandwidth: bytes/s of a GPU's link to its host (PCIe 4.0, 16 lanes), and
-    its share of the host's memory (sixteen channels of DDR4-3200 for eight GPUs).
-    Raises ValueError for numbers out of range.
+    rails: ports of a node that one group can use at once: all, unless the software makes only one ring.
+    busbw: (nodes, bytes/s) measured for each rank of an all-reduce over so many whole nodes (as nccl-tests
+    print it), fewest nodes first. Fabrics slow down as they grow; without busbw each port keeps its speed.
+    busbw_gather: the same for all-gathers and reduce-scatters, where it differs. all_to_all: bytes/s through
+    the link and through the port, measured for an all-to-all; 0 without a measurement. host_bandwidth,
+    host_memory_bandwidth: bytes/s of a GPU's link to its host (PCIe 4.0, 16 lanes), and its share of the
+    host's memory (sixteen channels of DDR4-3200 for eight GPUs). Raises ValueError for numbers out of range.
     """
 
     name: str
@@ -136,9 +134,9 @@ def _check_speeds(called: str, pairs) -> None:
 class Cluster(Network):
     """A network with a device at each of its ends.
 
-    gpu_hours_between_interruptions: unexpected ones; Llama 3's 16,384 H100s had 419 in 54 days (Meta 2024,
-    section 3.3.4). storage_bandwidth: bytes/s that a GPU's share of a checkpoint is written at; theirs had 2
-    TB/s for all, section 3.3.1.
+    gpu_hours_between_interruptions: mean GPU-hours between unexpected interruptions; Llama 3's 16,384 H100s
+    had 419 in 54 days (Meta 2024, section 3.3.4). storage_bandwidth: bytes/s of one GPU's share when a
+    checkpoint is written; Llama 3's cluster had 2 TB/s for all, section 3.3.1.
     """
 
     device: Device
@@ -158,8 +156,8 @@ class Cluster(Network):
         positive(called + "storage_bandwidth", self.storage_bandwidth, least=1e3, unit="bytes/s per GPU")
 
     def memory_speed(self, name: str, share: float) -> float:
-        """Bytes/s of the GPU's memory (gpu), of the host's (host), of the link between them (link): that
-        share of what is printed, where nothing was measured.
+        """Bytes/s of the GPU's memory (gpu), the host's (host), or the link between them (link): as measured,
+        or else `share` of the printed speed.
         """
         printed = {"host": self.host_memory_bandwidth, "link": self.host_bandwidth}
         measured = self.device.achievable_bandwidth if name == "gpu" else 0.0
@@ -300,8 +298,8 @@ def find_cluster(name: str) -> Cluster:
 
 
 def _known(file: str, what: str, given: dict, kind: type) -> dict:
-    """`given`, if its names are fields of `kind` and none that is needed is missing. Its own name becomes fit
-    for a terminal.
+    """`given`, if all its names are fields of `kind` and no required field is missing. Its own name is made
+    safe to print.
     """
     check_fields(f"{file}: {what}", given, kind)
     missing = [f.name for f in fields(kind) if f.name not in given and f.default is MISSING]
