@@ -1,1 +1,1 @@
-"""What makers and measurers of the course use."""
+"""Tools for those who make, teach or measure the course."""

@@ -1,10 +1,10 @@
 """For teachers: ten questions before the course and ten after it, and tables of the students' progress files.
 
 Each student runs `three-axes class quiz before` in the folder of the notebooks, and `quiz after` at the end,
-and hands in the progress.json of that folder. Put them into FOLDER as NAME.json or as NAME/progress.json.
-`three-axes class collect FOLDER` prints what to discuss: the exercises that fewest have passed, and the
-mistakes made there. Then come the course's advice to each mistake, what the quiz shows, and a line for each
-student. Nothing is sent anywhere.
+and hands in the progress.json of that folder. Put these files into FOLDER as NAME.json or as
+NAME/progress.json. `three-axes class collect FOLDER` prints what to discuss: the exercises that the fewest
+students have passed, with their mistakes. It also prints the course's advice on each mistake, the results of
+the quiz, and a line for each student. Nothing is sent anywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Class = list[tuple[str, Done]]  # a student's name, and what they have done
 
 
 def collect(folder: Path) -> tuple[Class, list[str]]:
-    """(the students, in the order of their names; what could not be read). Raises ValueError for no file."""
+    """(the students, sorted by name; files that could not be read). Raises ValueError if there is no file."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {plain(folder)}")
     files = sorted(folder.rglob("*.json"))
@@ -54,8 +54,8 @@ def _drops() -> dict[str, str]:
 
 
 def to_discuss(students: Class) -> Table:
-    """The exercises that were tried: how many of the class passed, tries, and mistakes with the number of
-    students. First comes the one that most have not passed; among equals, the one of most tries.
+    """The exercises that were tried: how many students passed, tries, and mistakes with the number of
+    students. First the exercise that the most have not passed; among equals, the one with the most tries.
     """
     drops, rows = _drops(), []
     for name in {name: None for name in [*drops, *(n for _, done in students for n in done.exercises)]}:
@@ -71,7 +71,7 @@ def to_discuss(students: Class) -> Table:
 
 
 def advice(students: Class) -> Table:
-    """What the course says to each mistake that was made, the one of most students first."""
+    """The course's advice on each mistake, first the mistake that the most students made."""
     drops, made = _drops(), Counter()
     for _, done in students:
         made.update((name, mistake) for name, one in done.exercises.items() for mistake in one.mistakes)
@@ -83,8 +83,8 @@ def advice(students: Class) -> Table:
 
 
 def gain(students: Class) -> Table:
-    """How many had each question of the quiz right, before the course and after it, of those students who
-    have answered both; while nobody has, of those who have answered the one or the other.
+    """How many students answered each question of the quiz correctly, before the course and after it: of
+    those who answered both times, or if there are none, of those who answered once.
     """
     whole = lambda done, story: len(done.quiz.get(story, ())) == len(NAMES)
     some = [[story for story in STORIES if whole(done, story)] for _, done in students]
@@ -103,7 +103,7 @@ def gain(students: Class) -> Table:
 
 
 def by_student(students: Class) -> Table:
-    """Who passed how many of the exercises that they tried, and where they are; a row for each student."""
+    """A row for each student: exercises passed and tried, and the drop they have reached."""
     rows = []
     for who, done in students:
         numbers = len(done.passed), len(done.exercises), sum(one.tries for one in done.exercises.values())
@@ -113,7 +113,7 @@ def by_student(students: Class) -> Table:
 
 
 def everything(students: Class) -> list[list[str]]:
-    """Who tried which exercise, how often, with which mistakes: for a spreadsheet."""
+    """A row for each student and exercise that was tried: tries and mistakes, for a spreadsheet."""
     drops = _drops()
     order = {name: i for i, name in enumerate(drops)}
     rows = [
@@ -126,7 +126,7 @@ def everything(students: Class) -> list[list[str]]:
 
 
 def ask(story: str) -> None:
-    """The quiz on a terminal."""
+    """Ask the quiz on a terminal."""
     quiz = Quiz(story)
     for number, asked in enumerate(quiz.questions, 1):
         letters = dict(zip("abcd", asked.options))
@@ -137,8 +137,8 @@ def ask(story: str) -> None:
 
 
 def _cell(text: str) -> str:
-    """For a spreadsheet, which would compute what looks like a formula, also behind a semicolon, where some
-    spreadsheets begin a cell.
+    """Make a cell safe for a spreadsheet, which would compute a text that looks like a formula, even after a
+    semicolon, because some spreadsheets begin a cell there.
     """
     return re.sub(r"(^|;)(?=\s*[=+\-@＝＋－＠])", r"\1'", text)
 

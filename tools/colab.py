@@ -3,10 +3,10 @@
 python -m tools.colab              build/colab/NN.ipynb, each with the whole course: upload one, run it
 python -m tools.colab owner/name   badges, for a course that is published on GitHub
 
-Nothing needs to be installed for it: any Python from 3.11 on makes them, in a second.
+It needs nothing but Python 3.11 or newer, and takes a second.
 
-Colab opens a file of the repository as it is stored, and no metadata is sure to hide an output there. So both
-kinds are copies without outputs, and a prediction comes before its answer.
+Colab opens a file of the repository as it is stored, and no metadata reliably hides an output there. So both
+kinds are copies without outputs, and a prediction is asked before its answer is visible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from three_axes.files import find
 
 from .lab import blank
 
-UNNAMED = "OWNER/three-axes"  # until `make colab` has been told where the course lives
+UNNAMED = "OWNER/three-axes"  # until `make colab` is given the repository's name
 
 FIRST = """#@title Run this cell and the next one first; after a restart of the kernel, the %%ranks cells too
 # It takes some seconds: PyTorch is imported. Where the course is not installed, it is found or fetched.
@@ -99,7 +99,7 @@ BADGE = f"[![Open in Colab]({AT}/assets/colab-badge.svg)]({AT}/github/{{repo}}/b
 
 
 def setup_of(repo: str, up: str) -> str:
-    """What makes the course importable. up: the way from the notebook's folder to the course's."""
+    """The code that makes the course importable. up: the path from the notebook's folder to the course's."""
     is_published = repo != UNNAMED
     there = {
         "{up}": up,
@@ -110,15 +110,15 @@ def setup_of(repo: str, up: str) -> str:
 
 
 def stamp(notebook: dict, name: str, repo: str = UNNAMED) -> dict:
-    """Put the setup cell behind the title, and with a real `repo` a badge under it.
+    """Add the setup cell after the title and, with a real `repo`, a badge under the title.
 
-    name: its path in the folder of notebooks. Doing it twice, or for another repo, leaves one of each.
+    name: the notebook's path in the folder of notebooks. A second run, also for another repo, replaces both.
     """
     title, *rest = notebook["cells"]
     head, _, rest_of_it = re.sub(r"\n\[!\[Open in Colab\].*\n", "", title["source"]).partition("\n")
     badge = "" if repo == UNNAMED else f"\n{BADGE.format(repo=repo, name=name)}\n"
     title["source"] = f"{head}\n{badge}{rest_of_it}"
-    up = "/".join([".."] * len(Path(name).parts))  # from the notebook's folder to the course's
+    up = "/".join([".."] * len(Path(name).parts))  # path from the notebook's folder to the course's
     source = FIRST + setup_of(repo, up) + HERE.format(number=drop_number(Path(name)))
     setup = {"cell_type": "code", "id": "setup", "execution_count": None, "outputs": []}
     if rest and "setup" in rest[0]["metadata"].get("tags", []):
@@ -128,8 +128,8 @@ def stamp(notebook: dict, name: str, repo: str = UNNAMED) -> dict:
 
 
 def linked(readme: str, repo: str) -> str:
-    """The README with its clone and its paragraph on Colab for a real `repo`. Doing it twice changes nothing
-    more.
+    """The README with links to a real `repo`, for its clone and its paragraph on Colab. A second run changes
+    nothing more.
     """
     readme = re.sub(r"(git clone https://github\.com/)[\w.-]+/[\w.-]+", rf"\g<1>{repo}", readme)
     first = f"{AT}/github/{repo}/blob/main/colab/{notebooks()[0].name}"
@@ -141,13 +141,13 @@ def linked(readme: str, repo: str) -> str:
 
 
 def published() -> str:
-    """The repository that `make colab` was told; "" where none was."""
+    """The repository that `make colab` was given; "" if none was."""
     told = re.search(rf"{AT}/github/([\w.-]+/[\w.-]+)/blob", find("README.md").read_text(encoding="utf-8"))
     return told[1] if told else ""
 
 
 def parcel() -> str:
-    """The course as text: a zip of what notebooks import and read, without outputs and pictures."""
+    """The course as text: a zip of the files that notebooks import and read, without outputs and pictures."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_LZMA) as z:
         for name in ("helpers", "three_axes", "tools", "data", "notebooks"):
@@ -155,8 +155,8 @@ def parcel() -> str:
             for path in sorted(p for p in folder.rglob("*") if p.is_file()):
                 inside = path.relative_to(folder).as_posix()
                 if name == "notebooks" and path.suffix != ".ipynb" and not inside.startswith("drops/"):
-                    continue  # what a reader's own work has put there
-                # JupyterLab's checkpoints have a reader's answers.
+                    continue  # a reader's own work
+                # JupyterLab's checkpoints may hold a reader's answers.
                 left_out = "__pycache__", ".ipynb_checkpoints"
                 if (
                     path.suffix == ".png"
@@ -172,7 +172,7 @@ def parcel() -> str:
 
 
 def carrying(notebook: dict, course: str) -> dict:
-    """The notebook without outputs, and with the course in its setup cell."""
+    """The notebook without outputs, with the whole course in its setup cell."""
     setup = notebook["cells"][1]
     setup["source"] = setup["source"].replace('PARCEL = ""', f"PARCEL = {course!r}")
     return blank(notebook)

@@ -1,8 +1,8 @@
 """The course in JupyterLab, on the reader's own copy of it.
 
-The copies have no outputs, so that a prediction comes before its answer. A drop that is missing from the
-folder is put there; one that is there is never written over. Each copy knows from which version of the drop
-it was made, and a newer one is announced.
+The copies have no outputs, so that a prediction is asked before its answer is visible. A drop that is missing
+from the folder is copied there; a drop that is there is never overwritten. Each copy records the version of
+the drop from which it was made, and a newer version is announced.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MADE_FROM = "three_axes_made_from"  # in a copy's metadata: the version of its d
 
 
 def version(notebook: dict) -> str:
-    """Changes when something changes that the reader reads or runs; outputs do not count."""
+    """A digest of what the reader reads or runs in a notebook; outputs do not count."""
     cells = [(cell["cell_type"], cell["source"]) for cell in notebook["cells"]]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:16]
 
 
 def blank(notebook: dict) -> dict:
-    """The notebook as nobody has run it yet."""
+    """The notebook without outputs."""
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell |= {"outputs": [], "execution_count": None}
@@ -41,7 +41,7 @@ def blank(notebook: dict) -> dict:
 
 
 def _made_from(copy: Path) -> str | None:
-    """The version that a copy says it was made from; None where it does not say, or cannot be read."""
+    """The version from which a copy was made; None if the copy does not have it, or cannot be read."""
     try:
         return json.loads(copy.read_text(encoding="utf-8"))["metadata"].get(MADE_FROM)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -49,7 +49,7 @@ def _made_from(copy: Path) -> str | None:
 
 
 def _put_away(copy: Path) -> Path:
-    """Move a copy into old/ beside it, under a name that is free."""
+    """Move a copy into old/ beside it, under a free name."""
     old = copy.parent / "old"
     old.mkdir(exist_ok=True)
     free = (old / f"{copy.stem}-{n}.ipynb" for n in itertools.count(1))
@@ -57,7 +57,7 @@ def _put_away(copy: Path) -> Path:
 
 
 def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
-    """Put into `folder` each drop that is not there, and those of `fresh` ('07') anew. Returns what to say.
+    """Copy each missing drop into `folder`, and replace the drops in `fresh` ('07'). Returns lines to print.
 
     A copy that is renewed is kept in old/. Raises ValueError for a drop that does not exist, and for the
     folder of the stored notebooks.
@@ -80,7 +80,7 @@ def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
             if copy.exists():
                 told.append(f"{copy} is new. What you had is {_put_away(copy)}.")
             copy.parent.mkdir(exist_ok=True)
-            half = copy.with_suffix(".part")  # a copy is there whole or not at all
+            half = copy.with_suffix(".part")  # renamed at the end, so that no half copy has a drop's name
             write_book(drop, half)
             half.replace(copy)
     except OSError as e:
@@ -98,8 +98,8 @@ def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
 
 
 def static(model: dict, **_) -> None:
-    """Take the live widgets out of a notebook that is about to be stored, for without their kernel they show
-    nothing. Each has its picture or its text beside it. Called as a hook of Jupyter's contents manager.
+    """Remove the live widgets from a notebook before it is stored, because without their kernel they are
+    empty. Each has a picture or a text beside it. A hook of Jupyter's contents manager calls this function.
     """
     if model["type"] == "notebook":
         model["content"]["metadata"].pop("widgets", None)
@@ -125,26 +125,26 @@ def run(args: Namespace) -> None:
         if done.exercises or done.left:
             print(f"{onward.where(done)}. Drop {drop_number(opened)} opens: it is next.", flush=True)
     place = Path(folder.name) / opened.relative_to(find("notebooks"))
-    # One tab opens, the next drop's: a notebook that is restored starts its kernel, and its ranks.
+    # Open only one tab, the next drop: restoring a notebook would start its kernel, and its ranks.
     shutil.rmtree(folder / ".workspaces", ignore_errors=True)
-    # Kernels inherit it. A reader who has such a file keeps theirs.
+    # Kernels inherit this variable. A reader's own value is kept.
     os.environ.setdefault("PYTHONSTARTUP", str(find("data/jupyterlab/startup.py").resolve()))
     server = LabApp.initialize_server(
         [
             f"--ServerApp.root_dir={folder.parent}",
             f"--LabApp.default_url=/lab/tree/{quote(place.as_posix())}",
             f"--LabApp.app_settings_dir={find('data/jupyterlab')}",
-            # Its own: what other projects have left open does not open here, nor the other way round.
+            # A workspace of its own: tabs of other projects do not open here, nor the other way round.
             f"--LabApp.workspaces_dir={folder / '.workspaces'}",
             "--LabApp.custom_css=True",
-            # A kernel that no page has shown for a night ends.
+            # A kernel without an open page ends after a night.
             f"--MappingKernelManager.cull_idle_timeout={8 * 3600}",
             f"--port={args.port}",
-            "--log-level=WARN",  # the address is still said, and what stands above stays in sight
+            "--log-level=WARN",  # the address is still printed, and earlier lines stay visible
             *["--no-browser"] * args.no_browser,
             *["--allow-root"] * (hasattr(os, "geteuid") and os.geteuid() == 0),
         ]
     )
-    server.static_custom_path.append(str(find("data/jupyterlab").resolve()))  # behind the reader's own
+    server.static_custom_path.append(str(find("data/jupyterlab").resolve()))  # after the reader's own folders
     server.contents_manager.register_pre_save_hook(static)
     server.start()

@@ -1,7 +1,7 @@
-"""What frames every notebook: its minutes, its place among the others, links to other drops, and the cells
-that begin and end it.
+"""Writes the frame of every notebook: its minutes, its place among the others, links to other drops, and the
+cells that begin and end it.
 
-python -m tools.pages writes all that anew, after a title, a text or an exercise has changed.
+Run `python -m tools.pages` after a title, a text or an exercise has changed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import nbformat
 from helpers.practice import LATER, Written, drop_number, notebooks, written
 from three_axes.files import find
 
-CORE = 6  # minutes that every core promises; what a core may hold is in tests/notebooks/test_notebooks.py
-BOX = "## When it hurts\n"  # ends the core, as LATER ends the lesson
+CORE = 6  # minutes promised for every core; tests/notebooks/test_notebooks.py limits what a core may hold
+BOX = "## When it hurts\n"  # the heading after the core, as LATER is the heading after the lesson
 PHASES = {"Split": range(1, 5), "Trace": range(5, 10), "Mend": range(10, 14), "Defend": range(14, 15)}
 PLACE = re.compile(r"^\*\*\w\w of 14\*\*.*$|^\*\*\w\w, beyond the fourteen\*\*.*$", re.M)
 MINUTES = re.compile(r"^\*\d+ minutes, practice \d+\. Afterwards you can ", re.M)
@@ -34,48 +34,48 @@ progress.leave("{number}")"""
 
 
 def unlinked(text: str) -> str:
-    """Markdown with the words of its links only."""
+    """Markdown with only the words of its links."""
     return LINK.sub(lambda link: link[1] or link[4], text)
 
 
 def prose(cells: list[nbformat.NotebookNode]) -> str:
-    """What is read: the markdown, without links and without what frames it."""
+    """The text of the markdown cells, without links and without the frame."""
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     text = PRACTICE.sub(r"\1", MINUTES.sub("*Afterwards you can ", text))
     return unlinked(LISTING.sub("", PLACE.sub("", text)))
 
 
 def at(notebook: nbformat.NotebookNode, heading: str) -> int:
-    """The number of the cell that begins with this heading. Raises StopIteration where none does."""
+    """The index of the cell that begins with this heading. Raises StopIteration if there is none."""
     return next(i for i, cell in enumerate(notebook.cells) if cell.source.startswith(heading))
 
 
 def core(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    """The cells that the promised minutes are for: from the title up to the box."""
+    """The cells for which the minutes are promised: from the title up to the box."""
     return notebook.cells[: at(notebook, BOX)]
 
 
 def lesson(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    """All but what is for another day, and the cell that ends the notebook."""
+    """All cells except those for another day, and the cell that ends the notebook."""
     return notebook.cells[: at(notebook, LATER)]
 
 
 def not_started(output: nbformat.NotebookNode) -> bool:
-    """Whether an output only says that nobody has written anything yet: to be left out where nobody can."""
+    """Whether an output only says that the reader has not written anything yet."""
     return output.get("data", {}).get("text/plain", "").startswith("○ not started")
 
 
 def exercises(
     notebook: nbformat.NotebookNode, cells: list[nbformat.NotebookNode] | None = None
 ) -> list[Written]:
-    """The exercises that the notebook checks, in order; of `cells` alone where they are given."""
+    """The exercises that the notebook checks, in order; only those in `cells` if given."""
     known = written(notebook.cells[0].source.split()[1])  # "# 07 · Microbatches …"
     code = "\n".join(cell.source for cell in cells or notebook.cells if cell.cell_type == "code")
     return [known[name] for name in re.findall(r"(\w+)\.check\(", code)]
 
 
 def minutes(notebook: nbformat.NotebookNode) -> tuple[int, int]:
-    """(to practise, as the core's exercise says; of what is for another day, as its sections say)."""
+    """(minutes of the core's exercise; minutes of the sections for another day)."""
     later = "\n".join(cell.source for cell in notebook.cells[at(notebook, LATER) :])
     return sum(e.minutes for e in exercises(notebook, lesson(notebook))), sum(
         map(int, SECTION.findall(later))
@@ -83,7 +83,7 @@ def minutes(notebook: nbformat.NotebookNode) -> tuple[int, int]:
 
 
 class Course:
-    """All notebooks, in order, as they are stored: their titles and minutes, and ways from one to another."""
+    """All stored notebooks, in order: their titles and minutes, and links between them."""
 
     def __init__(self) -> None:
         self.books = {path: nbformat.read(path, as_version=4) for path in notebooks()}
@@ -97,7 +97,7 @@ class Course:
         return f"[{text}]({os.path.relpath(there, here.parent).replace(os.sep, '/')})"
 
     def place(self, path: Path) -> str:
-        """Where this notebook stands, with links to the previous and the next one."""
+        """The line with this notebook's place, and links to the previous and the next one."""
         order = list(self.books)
         at, name = order.index(path), drop_number(path)
         parts = [f"**{name} of 14**" if name.isdigit() else f"**{name}, beyond the fourteen**"]
@@ -119,7 +119,7 @@ class Course:
         return "\n".join([head, "", told, "", *rows, "", "</details>"])
 
     def _linked(self, path: Path, text: str) -> str:
-        """Every 'drop 07' is a link, but for this drop's own number, and not in headings."""
+        """Make every 'drop 07' a link, except in headings and except this drop's own number."""
         plain = LINK.sub(lambda link: words if DROP.fullmatch(words := link[1] or link[4]) else link[0], text)
 
         def link(drop: re.Match, html: bool) -> str:
@@ -137,7 +137,7 @@ class Course:
         return "\n".join(lines)
 
     def frame(self, path: Path, notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-        """Write minutes, place, links and closing cell into a notebook. Doing it twice changes nothing."""
+        """Write minutes, place, links and closing cell into a notebook. A second run changes nothing."""
         told = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
         first, last = told[0], next(cell for cell in told if "**Next.**" in cell.source)
         practise, later = minutes(notebook)

@@ -1,4 +1,4 @@
-"""What is printed, as HTML: flashcards, the cheat sheet with its page for the wall, worksheets."""
+"""Pages to print, as HTML: flashcards, the cheat sheet with its page for the wall, worksheets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHEET = 8
 
 
 def rendered(name: str, **values: object) -> str:
-    """A page of data/site, filled in."""
+    """A template of data/site, filled in."""
     there = Environment(loader=FileSystemLoader(find("data/site")), autoescape=True)
     return there.get_template(f"{name}.html.j2").render(**values)
 
@@ -44,9 +44,9 @@ def rendered(name: str, **values: object) -> str:
 
 
 def write_cards(folder: Path) -> None:
-    """cards.html with a card to a page, its answer on the next; cards-eight-to-a-sheet.html, eight questions
-    and on the next page their answers, which lie behind them when the sheet is printed on both sides and
-    turned over its long edge; cards-anki.txt for Anki. A browser makes a PDF of the first two.
+    """cards.html: a card to a page, its answer on the next page. cards-eight-to-a-sheet.html: eight
+    questions, and on the next page their answers, which lie behind them when the sheet is printed on both
+    sides and turned over its long edge. cards-anki.txt: for Anki. A browser makes a PDF of the first two.
     """
     folder.mkdir(parents=True, exist_ok=True)
     cards = load()
@@ -69,7 +69,7 @@ def write_cards(folder: Path) -> None:
 
 
 def _sheet(cards: list[Card]) -> str:
-    """A page of questions and one of answers, left and right exchanged."""
+    """A page of questions and a page of answers, with left and right exchanged."""
     fronts, backs = ([_face(c, text(c)) for c in cards] for text in (lambda c: c.front, lambda c: c.back))
     backs += ['<div class="card"></div>'] * (len(cards) % 2)
     pairs = [backs[i + 1 - 2 * (i % 2)] for i in range(len(backs))]
@@ -85,8 +85,8 @@ def _face(card: Card, text: str) -> str:
 
 
 def rows() -> tuple[list[str], list[list[str]]]:
-    """(columns, rows) of all drops' cheat-sheet tables, the drop's number before each row. A column that a
-    drop does not fill is empty there.
+    """(columns, rows) of all drops' cheat-sheet tables, with the drop's number before each row. If a drop has
+    no such column, the cell is empty.
     """
     listed: list[dict[str, str]] = []
     for path in notebooks():
@@ -104,7 +104,7 @@ def _plain(markdown: str) -> str:
 
 
 def write_cheatsheet(folder: Path) -> None:
-    """cheatsheet.html: on its first page what goes on the wall, then the rows that each drop has added."""
+    """cheatsheet.html: first the page for the wall, then the rows that each drop has added."""
     folder.mkdir(parents=True, exist_ok=True)
     html = rendered("printed", title="cheat sheet", paper=ON_THE_WALL, body=cheatsheet_body())
     (folder / "cheatsheet.html").write_text(html, encoding="utf-8")
@@ -112,7 +112,7 @@ def write_cheatsheet(folder: Path) -> None:
 
 
 def cheatsheet_body() -> str:
-    """The page and the rows, as HTML."""
+    """The page for the wall and the rows, as HTML."""
     columns, listed = rows()
     return rendered("cheatsheet", **wall.parts(), columns=columns, rows=listed)
 
@@ -121,8 +121,8 @@ def cheatsheet_body() -> str:
 
 
 def write_worksheets(folder: Path) -> None:
-    """worksheets.html: a page of A4 for each drop, with what it asks and room for answers. An exercise is its
-    task: its title may say the answer.
+    """worksheets.html: a page of A4 for each drop, with its questions and room for answers. An exercise is
+    printed as its task, without its title, which may contain the answer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     pages = "".join(map(_worksheet, notebooks()))
@@ -144,7 +144,7 @@ def _worksheet(path: Path) -> str:
     parts = [f"<h2>{escape(told.splitlines()[0].lstrip('# '))}</h2>", "<p>Name:</p>"]
     parts += [f"<pre>{escape(text)}</pre><p>because</p>{lines}" for text in predicted]
     for (time, task), stub in zip(practice, stubs):
-        task = re.sub(r"(?m)`[^`]*\.hint\(\)`.*?\.(?=\s|$)|^\|.*$", "", task)  # a table: in the notebook
+        task = re.sub(r"(?m)`[^`]*\.hint\(\)`.*?\.(?=\s|$)|^\|.*$", "", task)  # without hints and tables
         parts += [f"<h3>Practice: {escape(time)}</h3><p>{escape(_plain(task))}</p>"]
         parts += [f"<pre>{escape(stub[0])}</pre>" if stub else "", 2 * lines]
     parts += [f"<p>{escape(question)}</p>{lines}" for question in questions]
@@ -154,7 +154,7 @@ def _worksheet(path: Path) -> str:
 
 
 def main() -> None:
-    """Print what the arguments name, each into build/: cards, cheatsheet, worksheets."""
+    """Write what the arguments name into build/: cards, cheatsheet, worksheets."""
     made = {"cards": write_cards, "cheatsheet": write_cheatsheet, "worksheets": write_worksheets}
     if not sys.argv[1:] or set(sys.argv[1:]) - set(made):
         sys.exit(f"python -m tools.printables takes one or more of {', '.join(made)}")

@@ -1,6 +1,6 @@
-"""What is still open before a version is published. RELEASING.md has the whole list.
+"""Lists what is still to do before a version is published. RELEASING.md has the whole list.
 
-With --tag v1.2.3 it asks only whether that tag, the version and the changelog agree.
+With --tag v1.2.3 it only checks that the tag, the version and the changelog agree.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def version() -> str:
 
 
 def of_version(tag: str) -> list[str]:
-    """What of a version does not agree with its tag."""
+    """What disagrees with the tag: the version, or the changelog."""
     now = version()
     checks = {
         f"the tag is {tag}, and pyproject.toml says {now}: make them agree": tag == f"v{now}",
@@ -40,11 +40,11 @@ def of_version(tag: str) -> list[str]:
             r"(?m)^## Unreleased\n\s*^(?!## )\S", _read("CHANGELOG.md")
         ),
     }
-    return [said for said, holds in checks.items() if not holds]
+    return [what for what, holds in checks.items() if not holds]
 
 
 def still_open() -> list[str]:
-    """What is to be done, in the order in which to do it; [] when the tag can be pushed."""
+    """What is to do, in order; [] when the tag can be pushed."""
     repo = re.search(r"github\.com/([\w.-]+/[\w.-]+)", _read("pyproject.toml"))[1]
     remote = re.search(r"[:/]([\w.-]+/[\w.-]+?)(\.git)?$", _git("remote", "get-url", "origin"))
     tag = f"v{version()}"
@@ -56,7 +56,7 @@ def still_open() -> list[str]:
             _git("rev-list", "-n1", tag) in ("", _git("rev-parse", "HEAD"))
         ),
     }
-    return [said for said, holds in checks.items() if not holds] + of_version(tag)
+    return [what for what, holds in checks.items() if not holds] + of_version(tag)
 
 
 BY_HAND = "Not seen from here: Pages, and the trusted publisher of the name three-axes (RELEASING.md)."
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tag", help="as it is pushed: v0.1.0")
     args = parser.parse_args(argv)
     found = of_version(args.tag) if args.tag else still_open()
-    print("\n".join(f"open: {said}" for said in found) or "Nothing is open.")
+    print("\n".join(f"open: {what}" for what in found) or "Nothing is open.")
     if not args.tag:
         print(BY_HAND)
     return bool(found)

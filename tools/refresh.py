@@ -1,10 +1,10 @@
-"""Run notebooks from a clean kernel and store what they print: `make refresh`, or with names of notebooks.
+"""Run notebooks in a fresh kernel and store their outputs: `make refresh`, or with names of notebooks.
 
-Only content is stored: no timings, no machine's metadata, no live widgets (they leave
-their text behind), so that a difference between two versions is a difference for the reader.
+Only content is stored: no timings, no machine's metadata, no live widgets (their text is stored instead). So
+a difference between two versions is a difference for the reader.
 
-Pictures that README.md and docs/ show come from these outputs, and are written anew with them. After outputs
-came otherwise, from another branch perhaps, `python -m tools.refresh --pictures` writes the pictures alone.
+The pictures in README.md and docs/ are copied from these outputs. If outputs have changed in another way,
+such as by a merge, `python -m tools.refresh --pictures` writes only the pictures.
 """
 
 import os
@@ -36,12 +36,12 @@ def normalise(notebook: nbformat.NotebookNode, number: str) -> nbformat.Notebook
     return notebook
 
 
-# The notebook and a text of the cell whose picture it is.
+# A notebook, and a text of the cell that has the picture.
 PICTURES = {"timeline.png": ("07", 'gantt.timeline({"1F1B, predicted"'), "cube.png": ("01", "draw.cuts(4)")}
 
 
 def stored(name: str) -> bytes:
-    """One of PICTURES, as it stands under the one cell that has its text."""
+    """One of PICTURES, from the only cell that contains its text."""
     number, text = PICTURES[name]
     (path,) = ROOT.glob(f"notebooks/{number}_*.ipynb")
     cells = nbformat.read(path, as_version=4).cells
@@ -59,7 +59,7 @@ def refresh(path: Path) -> None:
 
 if __name__ == "__main__":
     os.environ["THREE_AXES_PROGRESS"] = ""
-    os.environ["THREE_AXES_STREAM_AFTER"] = "60"  # output at the end of a cell, as nbval will compare it
+    os.environ["THREE_AXES_STREAM_AFTER"] = "60"  # print at the end of a cell, as nbval expects it
     for path in () if sys.argv[1:] == ["--pictures"] else map(Path, sys.argv[1:] or notebooks()):
         print("refreshing", path.name, flush=True)
         refresh(path)

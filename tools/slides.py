@@ -1,9 +1,10 @@
-"""Any drop as a deck for the back of the room: one page of HTML that needs no network. Arrow keys, space and
-a clicker turn it. Each slide has its number, and an address: 07.html#5.
+"""A drop as slides, for a teacher: one page of HTML that needs no network. Arrow keys, space and a clicker
+turn the slides. Each slide has its number, and an address: 07.html#5.
 
-A slide begins at each heading and at each code cell that shows something. The reader's checks, folded
-answers, the setup and what is for another day are left out. The figures are the stored ones: what a reader
-is asked to move there is left out, and an explorer that answers a prediction comes behind the answer.
+A slide begins at each heading and at each code cell with an output. The reader's checks, folded answers, the
+setup and the sections for another day are left out. The figures are the stored ones, so sentences that ask
+the reader to move a figure are left out too. An explorer that answers a prediction is placed after the
+answer.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from .pages import PLACE, lesson, not_started, unlinked
 from .printables import rendered
 
 CONTROLS = re.compile(r"(?m)(?:^|(?<=[.:] ))(?:Press|Move|Drag|Click)\b[^.:\n]*[.:][ ]*(\w?)")  # a sentence
-SHORT = 200  # characters of text that do not deserve a slide to themselves
-LINES = 24  # that fit a slide in readable letters
+SHORT = 200  # characters; a shorter text has no slide to itself
+LINES = 24  # lines that fit on a slide in readable letters
 
 
 def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNode]]:
@@ -38,13 +39,13 @@ def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNod
         elif not _left_out(cell):
             if any("image/png" in o.get("data", {}) for o in cell.outputs):
                 if sum(len(c.source) for c in slides[-1]) > SHORT:
-                    slides.append([])  # a picture has a slide to itself, but for a heading
+                    slides.append([])  # a picture has a slide to itself, with its heading
                 alone = {"transient": {"remove_source": True}}
                 cell = nbformat.v4.new_code_cell("", outputs=cell.outputs, metadata=alone)
             elif _lines(slides[-1]) + _lines([cell]) > LINES:
                 slides.append([])
             slides[-1].append(cell)
-            if cell.outputs:  # what follows is about what was shown
+            if cell.outputs:  # the cells that follow are about this output
                 slides.append([])
     joined: list[list[nbformat.NotebookNode]] = [[]]
     for cells in filter(None, slides):
@@ -56,7 +57,9 @@ def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNod
 
 
 def _in_order(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    """The lesson's cells. An explorer, and the text above it, waits for the answer that its picture gives."""
+    """The lesson's cells. An explorer that answers a question, and the text above it, is put after
+    the answer.
+    """
     answers = answering(notebook)
     cells: list[nbformat.NotebookNode] = []
     waiting: list[nbformat.NotebookNode] = []
@@ -75,35 +78,37 @@ def _in_order(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return cells + waiting
 
 
-def _parts(told: str) -> list[str]:
-    """A cell's text from heading to heading, without folded answers and what is about an exercise."""
-    told = re.sub(r"<details>.*?</details>", "", unlinked(PLACE.sub("", told)), flags=re.S)
-    told = re.sub(r"(?m)^.*\.hint\(\).*$", "", told)  # of an exercise, which is left out
-    told = CONTROLS.sub(lambda sentence: sentence[1].upper(), told)
-    parts = re.split(r"(?m)^(?=#{1,2} )", told)
+def _parts(markdown: str) -> list[str]:
+    """A cell's text from heading to heading, without folded answers and texts of an exercise."""
+    markdown = re.sub(r"<details>.*?</details>", "", unlinked(PLACE.sub("", markdown)), flags=re.S)
+    markdown = re.sub(r"(?m)^.*\.hint\(\).*$", "", markdown)  # belongs to an exercise
+    markdown = CONTROLS.sub(lambda sentence: sentence[1].upper(), markdown)
+    parts = re.split(r"(?m)^(?=#{1,2} )", markdown)
     return [p for p in parts if p.strip() and not re.match(r"## (Practice|Check yourself)", p)]
 
 
 def _left_out(cell: nbformat.NotebookNode) -> bool:
-    """Cells for a kernel alone, checks of an exercise, and the cards."""
+    """Cells that need a kernel, checks of an exercise, and the cards."""
     machinery = {"setup", "closing"} & set(cell.metadata.get("tags", []))
     return bool(machinery) or ".check(" in cell.source or cell.source.startswith("cards.")
 
 
 def _lines(cells: list[nbformat.NotebookNode]) -> float:
-    """About how many lines of a slide these cells take."""
+    """About how many lines of a slide these cells fill."""
     lines = 0.0
     for cell in cells:
         if cell.cell_type == "markdown":
             lines += sum(1 + len(line) / 75 for line in cell.source.splitlines() if line)
             continue
-        shown = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs]
-        lines += sum(len(text.splitlines()) for text in (cell.source, *shown))
+        outputs = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs]
+        lines += sum(len(text.splitlines()) for text in (cell.source, *outputs))
     return lines
 
 
 def _short(cells: list[nbformat.NotebookNode]) -> bool:
-    """A heading or a sentence, or what ends in a colon, and so belongs to what follows."""
+    """Whether the cells are only a heading or a sentence, or end in a colon and so belong to the
+    next cell.
+    """
     if any(cell.cell_type == "code" for cell in cells):
         return False
     return sum(len(c.source) for c in cells) < SHORT or cells[-1].source.rstrip().endswith(":")

@@ -1,5 +1,5 @@
 """The page for the wall, as HTML: what each way of splitting cuts, sends and holds. A browser prints it on
-one page of A4, lying. `three_axes.plan` computes its figures.
+one page of A4 in landscape. `three_axes.plan` computes its figures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LETTERS = (
 
 
 def figures() -> Table:
-    """What the schemes cost one GPU: Llama-3-8B on 8 H100s, 32 sequences of 4096 tokens."""
+    """What each scheme costs one GPU: Llama-3-8B on 8 H100s, 32 sequences of 4096 tokens."""
     job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=4096)
     schemes = {
         "DP 8": Layout(dp=8),
@@ -59,7 +59,7 @@ def figures() -> Table:
 
 
 def schedules(p: int = 8, m: int = 16) -> Table:
-    """Idle share and microbatches held, for each schedule, simulated: forward 1, backward 2."""
+    """Idle share and microbatches held for each schedule, from a simulation: forward 1, backward 2."""
     rows = []
     for name, record in SCHEDULES.items():
         timeline = paper(record.make(p, m, 2))
@@ -70,6 +70,6 @@ def schedules(p: int = 8, m: int = 16) -> Table:
 
 
 def parts() -> dict[str, str]:
-    """What data/site/cheatsheet.html.j2 puts on the page, as HTML."""
+    """The parts that data/site/cheatsheet.html.j2 puts on the page, as HTML."""
     tables = {"sends": SENDS, "figures": figures(), "schedules": schedules()}
     return {"cuts": draw.cuts().html(), "letters": LETTERS} | {k: t._repr_html_() for k, t in tables.items()}

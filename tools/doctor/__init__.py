@@ -6,8 +6,8 @@ launchers.
     three-axes doctor 13 --meet HOST   on two machines at once, HOST being
                                        the name of one of them
 
-Each says what was seen. What is not as expected is WRONG, with what was expected and what to do. The report
-can be pasted into an issue; the command's exit status is 1 where something is wrong.
+Each check prints what it has measured. A wrong result is marked WRONG, with the expected result and what to
+do. The report can be pasted into an issue. The command's exit status is 1 if something is wrong.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ CHECKS = [
 
 
 def examine(numbers: list[int], meet: str = "", say: Callable[[str], None] = print) -> bool:
-    """Run checks by number from 1 (none given: all) and say what each saw. Whether nothing is wrong. Raises
-    ValueError for a number that no check has.
+    """Run checks by number from 1 (by default all) and print their results. Returns whether nothing is wrong.
+    Raises ValueError for a number without a check.
     """
     if beyond := [n for n in numbers if not 1 <= n <= len(CHECKS)]:
         raise ValueError(f"there is no check {beyond[0]}: they are 1 to {len(CHECKS)}")
@@ -55,16 +55,16 @@ def examine(numbers: list[int], meet: str = "", say: Callable[[str], None] = pri
         if sys.stdout.isatty():
             print(f"{n:2d} {one.name} …", end="\r", flush=True)
         try:
-            outcome, seen = "ok", one.run(meet)
+            outcome, result = "ok", one.run(meet)
         except Skipped as e:
-            outcome, seen = "skipped", str(e)
+            outcome, result = "skipped", str(e)
         except Exception as e:  # noqa: BLE001  whatever goes wrong is what the check has found
-            outcome, seen = "WRONG", str(e) if isinstance(e, Wrong) else f"{type(e).__name__}: {e}"
+            outcome, result = "WRONG", str(e) if isinstance(e, Wrong) else f"{type(e).__name__}: {e}"
         tally[outcome] += 1
         say(f"{n:2d} {one.name}: {outcome}, {time.monotonic() - start:.1f} s")
         if outcome == "WRONG":
             say(f"   expected: {one.expected}")
-        for i, line in enumerate(seen.splitlines()):
+        for i, line in enumerate(result.splitlines()):
             say("   " + "seen: " * (outcome == "WRONG" and i == 0) + line)
         if outcome == "WRONG":
             say(f"   do: {one.advice}")

@@ -1,4 +1,4 @@
-"""What a check is, and what all of them use."""
+"""The class of a check, and functions that all checks use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Wrong(Exception):
-    """What was seen is not what was expected."""
+    """The result is not the expected one."""
 
 
 class Skipped(Exception):
@@ -25,7 +25,7 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """run: takes the name of a host to meet ('' for none), returns what was seen, raises Wrong or Skipped."""
+    """run: takes the name of a host to meet ('' for none), returns a text, raises Wrong or Skipped."""
 
     name: str
     expected: str
@@ -38,9 +38,9 @@ def check(name: str, expected: str, advice: str):
     return lambda run: Check(name, expected, advice, run)
 
 
-def expect(holds: bool, seen: str) -> None:
+def expect(holds: bool, result: str) -> None:
     if not holds:
-        raise Wrong(seen)
+        raise Wrong(result)
 
 
 def both(names: Iterable[str]) -> str:
@@ -48,8 +48,8 @@ def both(names: Iterable[str]) -> str:
 
 
 def worlds(least: int = 1, most: int = 8) -> list[tuple[str, int, bool]]:
-    """(name, ranks, on GPUs) of the worlds that can be here: four on the CPU, and `least` to `most` ranks on
-    GPUs: one on each, four on a single one where ranks can share it.
+    """(name, ranks, on GPUs) of the worlds that this machine can have: four ranks on the CPU, and `least` to
+    `most` ranks on GPUs: one on each, or four on a single GPU if ranks can share it.
     """
     there = min(devices.gpus(), most)
     name = f"{there} GPU{'s' * (there > 1)}"
@@ -63,7 +63,7 @@ def ours() -> torch.device:
 
 
 def add_ones() -> float:
-    """On a rank: an all-reduce of ones, which gives the number of ranks."""
+    """On a rank: an all-reduce of ones; its result is the number of ranks."""
     x = torch.ones(1000, device=ours())
     dist.all_reduce(x)
     return x[0].item()

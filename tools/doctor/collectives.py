@@ -1,4 +1,4 @@
-"""The check of every collective: exact numbers, counted to the byte."""
+"""The check of every collective: exact results, and exact counts of bytes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from helpers.toy import all_gather, reduce_scatter
 
 from .check import both, check, expect, ours, worlds
 
-K = 16  # float32 numbers that a rank brings
+K = 16  # float32 numbers that each rank contributes
 
 
 def _collectives() -> list[str]:
-    """On a rank: every collective twice, synchronous and not. What was not exact."""
+    """On a rank: every collective twice, synchronous and asynchronous. Returns those that were not exact."""
     rank, n, device = dist.get_rank(), dist.get_world_size(), ours()
     mine = lambda parts=1: torch.arange(K * parts, device=device, dtype=torch.float32) + 1000 * rank
     by = lambda r, parts=1: torch.arange(K * parts, dtype=torch.float32) + 1000 * r
@@ -25,7 +25,7 @@ def _collectives() -> list[str]:
     root = lambda x: x if rank == 0 else None
     every = torch.cat([by(r) for r in range(n)])
     exchanged = torch.cat([by(r, n)[part] for r in range(n)])
-    cases = {  # how many parts its result has, where it is not in place; the call; what it must give
+    cases = {  # parts of the result, unless it is in place; the call; the expected result
         "all_reduce": (None, lambda x, a: dist.all_reduce(x, async_op=a), total()),
         "broadcast": (None, lambda x, a: dist.broadcast(x, 0, async_op=a), by(0)),
         "reduce": (None, lambda x, a: dist.reduce(x, 0, async_op=a), root(total())),
@@ -52,7 +52,7 @@ def _collectives() -> list[str]:
 
 
 def _sends(rank, n, mine, by, empty) -> list[str]:
-    """Around the ring three ways: blocking in order, begun and awaited, and as a batch."""
+    """Around the ring in three ways: blocking in order, started and waited for, and as a batch."""
     wrong, before, after = [], (rank - 1) % n, (rank + 1) % n
     for how in ("send and recv", "isend and recv", "a batch of isend and irecv"):
         x = empty()
@@ -73,7 +73,7 @@ def _sends(rank, n, mine, by, empty) -> list[str]:
 
 
 def _counts(n: int) -> dict[str, tuple[int, int]]:
-    """What the meter must show of `_collectives`: calls, and bytes of whole tensors."""
+    """What the meter must count for `_collectives`: calls, and bytes of whole tensors."""
     sizes = dict.fromkeys(("all_reduce", "broadcast", "reduce"), 1)
     sizes |= dict.fromkeys(("reduce_scatter", "all_to_all", "gather", "scatter"), n)
     counts = {op: (2, 2 * 4 * K * size) for op, size in sizes.items()}
@@ -94,7 +94,7 @@ def exact(meet: str) -> str:
             expected = _counts(n)
             for r, rows in enumerate(world.traffic.ranks):
                 counted = {row.op: (row.calls, row.payload) for row in rows}
-                seen = f"on {name} rank {r} counted (calls, bytes) {counted}, not {expected}"
-                expect(counted == expected, seen)
+                difference = f"on {name} rank {r} counted (calls, bytes) {counted}, not {expected}"
+                expect(counted == expected, difference)
     calls, kinds = sum(calls for calls, _ in _counts(4).values()), len(_counts(4))
     return f"{calls} calls of {kinds} kinds exact and counted on {both(name for name, *_ in worlds())}"

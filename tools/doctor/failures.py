@@ -1,4 +1,4 @@
-"""The check of what happens when something goes wrong on a rank, and of what is left behind."""
+"""The check of failures on a rank, and of processes that are left behind."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .check import ROOT, Wrong, add_ones, check, expect, worlds
 
 
 def _last_leaves() -> None:
-    """All but the last rank wait for it."""
+    """All ranks but the last wait for the last, which returns."""
     if dist.get_rank() < dist.get_world_size() - 1:
         add_ones()
 
 
 def _last_sleeps() -> None:
-    """The others wait for it, and it may come yet."""
+    """The other ranks wait for the last, which sleeps."""
     _last_leaves() if dist.get_rank() < dist.get_world_size() - 1 else time.sleep(60)
 
 
@@ -48,21 +48,21 @@ def _last_dies() -> None:
     "on GPUs: report it with your NCCL's version. Until then restart the kernel after a failure",
 )
 def failures(meet: str) -> str:
-    told = []
+    lines = []
     for name, n, gpus in worlds(least=2):
         with World(n, gpus=gpus, timeout=30) as world:
             world.run(add_ones)
             for what in FAILURES:
-                told.append(f"{name}, {what}: {_failed(world, name, what)}")
+                lines.append(f"{name}, {what}: {_failed(world, name, what)}")
                 usable = world.run(add_ones) == [n] * n
                 expect(usable, f"on {name} the world is of no use after a rank that {what}")
-            told.append(f"{name}, stop button: {_stopped(world):.1f} s")
+            lines.append(f"{name}, stop button: {_stopped(world):.1f} s")
             expect(world.run(add_ones) == [n] * n, f"on {name} the world is of no use after a stop")
         _orphans(n, gpus)
-    return "\n".join(told)
+    return "\n".join(lines)
 
 
-# What the last rank does: the function, the kind of error that must be told, the world's timeout.
+# What the last rank does: the function, the kind of error that must be reported, the world's timeout.
 FAILURES = {
     "never comes": (_last_leaves, "deadlock", 2),
     "raises": (_last_raises, "raised", 30),
@@ -71,16 +71,16 @@ FAILURES = {
 
 
 def _failed(world: World, name: str, what: str) -> str:
-    """Let the last rank fail. After how many seconds that was told, and whether state was kept."""
+    """Let the last rank fail. Returns after how many seconds the error came, and whether state was kept."""
     fn, kind, timeout = FAILURES[what]
-    kinds = (kind, "timeout") if world.gpus and kind == "deadlock" else (kind,)  # they may wait on the device
+    kinds = (kind, "timeout") if world.gpus and kind == "deadlock" else (kind,)  # a GPU's wait has no proof
     start = time.monotonic()
     try:
         world.run(fn, timeout=timeout)
     except RankError as e:
         seconds = time.monotonic() - start
         ranks, where = [world.n - 1], ""
-        if kind == "deadlock":  # those that wait are the ones seen in a collective
+        if kind == "deadlock":  # the ranks that wait must be those inside a collective
             ranks, where = list(range(world.n - 1)), "all_reduce"
         named = e.kind in kinds and e.ranks == ranks and where in str(e)
         expect(named, f"on {name}, a rank that {what}: {e}")
@@ -89,7 +89,7 @@ def _failed(world: World, name: str, what: str) -> str:
 
 
 def _stopped(world: World) -> float:
-    """Press stop while ranks wait. Seconds until the world was free again."""
+    """Press stop while ranks wait. Returns the seconds until the world was free again."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     pressed: list[float] = []
     timer = threading.Timer(1.0, lambda: (pressed.append(time.monotonic()), _thread.interrupt_main()))
@@ -107,7 +107,7 @@ def _stopped(world: World) -> float:
 
 
 def _orphans(n: int, gpus: bool) -> None:
-    """Kill a process that has a world; its ranks must go with it."""
+    """Kill a process that has a world; its ranks must end with it."""
     code = f"""from helpers import World
 import time
 world = World({n}, gpus={gpus})
@@ -115,14 +115,14 @@ print("ranks:", *world.pids, flush=True)
 time.sleep(60)"""
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as kernel:
-        # Ranks that share a GPU have said so before.
+        # If ranks share a GPU, lines about that come first.
         pids = next((line for line in kernel.stdout if line.startswith("ranks:")), "").split()[1:]
         kernel.kill()
     deadline = time.monotonic() + 5
     while (left := [pid for pid in pids if _runs(int(pid))]) and time.monotonic() < deadline:
         time.sleep(0.05)
-    seen = f"processes {', '.join(left)} of {len(pids)} outlive the process that started them"
-    expect(bool(pids) and not left, seen)
+    left_over = f"processes {', '.join(left)} of {len(pids)} outlive the process that started them"
+    expect(bool(pids) and not left, left_over)
 
 
 def _runs(pid: int) -> bool:

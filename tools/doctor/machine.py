@@ -1,4 +1,4 @@
-"""Checks of what is here: versions, devices, ranks, clocks, results."""
+"""Checks of this machine: versions, devices, ranks, clocks, results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from three_axes import devices, nccl
 
 from .check import add_ones, both, check, expect, ours, worlds
 
-OLDEST = (2, 11)  # PyTorch, whose collectives take fake tensors
+OLDEST = (2, 11)  # the oldest PyTorch whose collectives accept fake tensors
 
 
 @check(
@@ -28,21 +28,21 @@ def versions(meet: str) -> str:
     build = f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "CPU"
     by_nccl = nccl.written(nccl.version())
     rest = ", ".join(f"{name} {_version(name)}" for name in ("accelerate", "jupyterlab", "nbval"))
-    seen = [
+    found = [
         f"Python {platform.python_version()}, PyTorch {torch.__version__} ({build}), NCCL {by_nccl}, {rest}",
         f"{os.cpu_count()} cores, CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}",
     ]
     for i in range(devices.gpus()):
         about = torch.cuda.get_device_properties(i)
-        seen.append(f"GPU {i}: {about.name}, {about.total_memory / 1e9:.0f} GB, {about.major}.{about.minor}")
+        found.append(f"GPU {i}: {about.name}, {about.total_memory / 1e9:.0f} GB, {about.major}.{about.minor}")
     if devices.gpus():
         which = "the NCCL that is loaded" if nccl.shares() else nccl.newer()
-        seen.append(f"ranks can share a GPU over {which}" if which else "ranks cannot share a GPU")
+        found.append(f"ranks can share a GPU over {which}" if which else "ranks cannot share a GPU")
     else:
-        seen.append("no GPU that PyTorch and NCCL can use")
+        found.append("no GPU that PyTorch and NCCL can use")
     recent = tuple(map(int, torch.__version__.split(".")[:2])) >= OLDEST
-    expect(recent and (dist.is_nccl_available() or not torch.cuda.is_available()), "\n".join(seen))
-    return "\n".join(seen)
+    expect(recent and (dist.is_nccl_available() or not torch.cuda.is_available()), "\n".join(found))
+    return "\n".join(found)
 
 
 def _version(package: str) -> str:
@@ -53,7 +53,7 @@ def _version(package: str) -> str:
 
 
 def _product() -> tuple[bool, bool, float]:
-    """On a rank: is CUDA poisoned by a fork, is a GPU seen, and a product's sum."""
+    """On a rank: (whether CUDA fails after a fork, whether a GPU is visible, the sum of a product)."""
     ones = torch.ones(64, 64, device=ours())
     return torch.cuda._is_in_bad_fork(), torch.cuda.is_available(), (ones @ ones).sum().item()
 
@@ -69,8 +69,8 @@ def fork(meet: str) -> str:
     for name, n, gpus in worlds():
         with World(n, gpus=gpus) as world:
             for r, (bad, seen, total) in enumerate(world.run(_product)):
-                told = f"rank {r} on {name}: in a bad fork {bad}, sees a GPU {seen}, product {total:g}"
-                expect(not bad and seen == gpus and total == 64.0**3, told)
+                text = f"rank {r} on {name}: in a bad fork {bad}, sees a GPU {seen}, product {total:g}"
+                expect(not bad and seen == gpus and total == 64.0**3, text)
     return f"ranks on {both(name for name, *_ in worlds())} multiply; those on the CPU see no GPU"
 
 
@@ -125,7 +125,7 @@ def _over_a_mesh() -> None:
 
 
 def _timed() -> tuple[float, float]:
-    """On a rank: seconds of the same products by a span and by the device's own clock."""
+    """On a rank: seconds of the same products, by a span and by the device's own clock."""
     device = ours()
     x = torch.randn(1024, 1024, device=device)
     times = int(max(1, 0.03 / min(devices.seconds_of(lambda: x @ x, device) for _ in range(3))))  # of 30 ms
@@ -154,15 +154,15 @@ class _Clock:
     "report it: timelines on this GPU show when work was asked for, not when it was done",
 )
 def spans(meet: str) -> str:
-    told = []
+    lines = []
     for name, n, gpus in worlds(most=1):
         with World(1, gpus=gpus) as world:
             runs = [world.run(_timed)[0] for _ in range(3)]
         by_span, by_clock = min(runs, key=lambda both: abs(both[0] - both[1]))
         seen = f"on {name} the span says {1e3 * by_span:.1f} ms, the device {1e3 * by_clock:.1f} ms"
         expect(abs(by_span - by_clock) <= 0.2 * by_clock + 0.002, seen)
-        told.append(f"{name}: {1e3 * by_span:.1f} ms, by the device {1e3 * by_clock:.1f} ms")
-    return ", ".join(told)
+        lines.append(f"{name}: {1e3 * by_span:.1f} ms, by the device {1e3 * by_clock:.1f} ms")
+    return ", ".join(lines)
 
 
 def _on_device() -> dict:

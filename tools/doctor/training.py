@@ -22,7 +22,7 @@ from three_axes.files import find
 
 from .check import ROOT, Skipped, Wrong, check, expect, ours
 
-PORT = 29401  # where two hosts meet
+PORT = 29401  # on which two hosts meet
 
 
 @check(
@@ -44,7 +44,9 @@ def _config(**choice) -> Config:
 
 
 def _train(config: Config, steps: int) -> list[float]:
-    """On a rank: `steps` losses, from the last checkpoint in `config.out` if there is one. Saves there."""
+    """On a rank: the losses of `steps` steps, from the last checkpoint in `config.out` if any.
+    Saves there.
+    """
     trainer = Trainer(config, ours())
     if config.out:
         trainer.resume()
@@ -65,8 +67,8 @@ def _apart(losses: list[float], twin: list[float]) -> float:
 
 
 def _training_world() -> World:
-    """The ranks that training takes here: on GPUs where there are some, four that share where there is one,
-    else four on the CPU.
+    """The ranks that training uses here: on GPUs if there are several, four that share a single GPU, or four
+    on the CPU.
     """
     from drops.d14 import world_here
 
@@ -133,23 +135,23 @@ def accelerate(meet: str) -> str:
 SMALL_RUN = "-m helpers.train --hidden 32 --seq-len 16 --batch 8".split()
 
 
-def _expect_end(ran: subprocess.CompletedProcess, launcher: str, *told: str) -> None:
-    """A command must have ended well, and have said all that it must. Raises Wrong."""
-    well = ran.returncode == 0 and all(words in ran.stderr for words in told)
+def _expect_end(ran: subprocess.CompletedProcess, launcher: str, *expected: str) -> None:
+    """Raises Wrong unless a command has ended with status 0 and has printed all of `expected`."""
+    well = ran.returncode == 0 and all(words in ran.stderr for words in expected)
     last = " | ".join(ran.stderr.strip().splitlines()[-4:])
     expect(well, f"{launcher} ended with {ran.returncode}: {last}")
 
 
 def expect_twins_losses(folder: Path, steps: int) -> None:
-    """A run of SMALL_RUN must have every step in its metrics, once, with the loss that one process has.
-    Raises Wrong.
+    """Raises Wrong unless the metrics of a run of SMALL_RUN have every step once, with the loss of the single
+    process.
     """
     from drops.d14 import twin
 
     metrics = read_metrics(folder)
     had = [line["step"] for line in metrics]
-    seen = f"its metrics have the steps {', '.join(map(str, had))}, not 1 to {steps}"
-    expect(had == list(range(1, steps + 1)), seen)
+    steps_text = f"its metrics have the steps {', '.join(map(str, had))}, not 1 to {steps}"
+    expect(had == list(range(1, steps + 1)), steps_text)
     alone = twin(Config(hidden=32, seq_len=16, batch=8, steps=steps), steps)
     apart = _apart([line["loss"] for line in metrics], alone)
     expect(apart < 1e-5, f"launched, its losses differ from the twin's by {apart:.1e}")
@@ -167,14 +169,14 @@ def _command(*arguments: str, seconds: float = 150, **environ: str) -> subproces
 
 
 def _two_at_most() -> int:
-    """Processes for a launcher: two, or one for a single GPU."""
+    """Processes for a launcher: two, or one if there is a single GPU."""
     return min(2, devices.gpus() or 2)
 
 
 def _first_line(ran: subprocess.CompletedProcess) -> str:
-    """Where a run says that it trains."""
-    said = re.search(r"(?m)^\d+ ranks? on .*$", ran.stderr)
-    return said[0] if said else "(no first line)"
+    """The line in which a run prints its devices."""
+    found = re.search(r"(?m)^\d+ ranks? on .*$", ran.stderr)
+    return found[0] if found else "(no first line)"
 
 
 KILLED = """import os
@@ -210,9 +212,7 @@ def torchrun(meet: str) -> str:
 
 
 def own_address(other: str) -> str:
-    """The address of this machine from which it reaches another, "" where no way leads there. Nothing is
-    sent.
-    """
+    """The address from which this machine reaches another, "" if it cannot be reached. Sends nothing."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as s:
@@ -236,7 +236,7 @@ def two_hosts(meet: str) -> str:
         )
     on_each_host, own = max(1, devices.gpus()), own_address(meet)
     loopback = not own or ipaddress.ip_address(own).is_loopback
-    first = loopback or own == socket.gethostbyname(meet)  # are we HOST?
+    first = loopback or own == socket.gethostbyname(meet)  # whether this machine is HOST
     address = [] if loopback else ["--local-addr", own]
     of_name = [name for name, all_ in psutil.net_if_addrs().items() if own in (a.address for a in all_)]
     network = {"GLOO_SOCKET_IFNAME": of_name[0]} if of_name and not loopback else {}

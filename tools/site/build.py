@@ -1,8 +1,8 @@
 """All pages, and the links between them.
 
-The site mirrors the repository: notebooks/02_….ipynb becomes notebooks/02_….html, docs/train.md
-docs/train.html, a file of Python that a document links to a page too, README.md the first page. So a link
-keeps its folder and changes its ending.
+The site mirrors the repository: notebooks/02_….ipynb becomes notebooks/02_….html, docs/train.md becomes
+docs/train.html, README.md becomes the first page; a file of Python becomes a page if a document links to it.
+So a link keeps its folder and changes its ending.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from ..printables import cheatsheet_body, rendered
 from . import drop, frames
 from .first import first
 
-PAGES = (".ipynb", ".md", ".py", "")  # what becomes a page; other files are copied
+PAGES = (".ipynb", ".md", ".py", "")  # these files become pages; other files are copied
 FIRST = "README.md"
 GLOSSARY = "docs/glossary.md"
 LOST = "404.md"
 
 
 def build(folder: Path) -> int:
-    """Write the site into `folder`, in place of what is there. Returns the number of pages. Raises
-    FileNotFoundError where a link leads nowhere.
+    """Write the site into `folder`, replacing its content. Returns the number of pages. Raises
+    FileNotFoundError for a link to a file that does not exist.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     books = ["notebooks/" + path.relative_to(find("notebooks")).as_posix() for path in notebooks()]
     documents = sorted(f"docs/{path.name}" for path in find("docs").glob("*.md"))
-    waiting = [FIRST, *books, *documents]  # and what these link to
+    waiting = [FIRST, *books, *documents]  # and the files that these link to
     bodies: dict[str, BeautifulSoup] = {}
     for name in tqdm(waiting, total=float("inf"), unit=" pages", disable=None, leave=False):  # on a terminal
         if name not in bodies:
@@ -76,7 +76,7 @@ def build(folder: Path) -> int:
             "page",
             body=str(body),
             title=titles[name],
-            # A page that is not there may be asked for from any folder.
+            # The page for missing pages may be shown for an address in any folder.
             up=root if name == LOST else "../" * (len(PurePosixPath(name).parts) - 1),
             root=root,
             description=description,
@@ -127,13 +127,13 @@ def _linked(body: BeautifulSoup, name: str, folder: Path) -> list[str]:
 
 
 def _hidden(tag: Tag) -> bool:
-    """Answers, hints, solutions, and what is asked; not a section for another day."""
+    """Whether it is an answer, hint, solution or question (folded), but not a section for another day."""
     return tag.name == "form" or tag.name == "details" and "later" not in tag.get("class", [])
 
 
 def _sections(body: BeautifulSoup, address: str, title: str) -> list[list[str]]:
-    """What the search looks through: [address, page, heading, text] of each section. Nothing that is folded,
-    answers and solutions, is part of it.
+    """The entries of the search: [address, page, heading, text] of each section, without folded answers and
+    solutions.
     """
     found = [[address, title, "", ""]]
     for tag in body.find_all(["h2", "h3", "p", "li", "td", "pre"]):
@@ -147,10 +147,10 @@ def _sections(body: BeautifulSoup, address: str, title: str) -> list[list[str]]:
 
 
 def _description(body: BeautifulSoup, title: str) -> str:
-    """The first paragraph that is more than a line of links."""
-    said = f"{title}, of Three Axes: data, tensor and pipeline parallelism by running them"
+    """The first paragraph that is longer than a line of links."""
+    default = f"{title}, of Three Axes: data, tensor and pipeline parallelism by running them"
     texts = (paragraph.get_text() for paragraph in body.select("p"))
-    return textwrap.shorten(next((text for text in texts if len(text) > 80), said), 200)
+    return textwrap.shorten(next((text for text in texts if len(text) > 80), default), 200)
 
 
 def _title(body: BeautifulSoup) -> str:
@@ -164,7 +164,7 @@ def _words_of(heading: Tag) -> str:
 
 
 def _headings(body: BeautifulSoup) -> None:
-    """Headings have the anchors that GitHub gives them, which the documents' links use."""
+    """Give headings the anchors that GitHub gives them, because the documents' links use these."""
     taken: dict[str, int] = {}
     for heading in body.select("h1, h2, h3, h4"):
         anchor = _anchor(_words_of(heading))
@@ -199,9 +199,7 @@ def _later(body: BeautifulSoup) -> None:
 
 
 def _tables(body: BeautifulSoup) -> None:
-    """Wide tables scroll by themselves, an empty heading is no heading, and a flag is not broken after its
-    dashes.
-    """
+    """Let wide tables scroll by themselves, remove empty headings, and keep a flag's dashes with its name."""
     for head in body.select("th"):
         if not head.get_text(strip=True):
             head.name = "td"
@@ -213,12 +211,12 @@ def _tables(body: BeautifulSoup) -> None:
 
 
 def _words(glossary: BeautifulSoup) -> None:
-    """Each word of the glossary can be linked to, as docs/glossary.html#bubble, and style.css knows it."""
+    """Give each word of the glossary an anchor, docs/glossary.html#bubble, and a class for style.css."""
     glossary.table["class"] = "words"
     for row in glossary.select("tbody tr"):
         row["id"] = _anchor(row.td.get_text().partition(",")[0])
 
 
 def _anchor(text: str) -> str:
-    """As GitHub makes it of a heading."""
+    """The anchor that GitHub makes of a heading."""
     return re.sub(r"[^\w\- ]", "", text.lower().strip()).replace(" ", "-")

@@ -1,4 +1,4 @@
-"""A notebook as a page: what the reader does there, as far as it goes without a kernel.
+"""A notebook as a page that works without a kernel.
 
 Each code cell gets a `role` in its metadata, and the template data/site/drop has a look for each.
 """
@@ -23,7 +23,7 @@ from three_axes.files import find
 
 from ..pages import not_started
 
-LIVE = ("schedules", "memory")  # explorers that have frames
+LIVE = ("schedules", "memory")  # explorers for which frames are computed
 
 
 @cache
@@ -36,12 +36,12 @@ def page(path: Path) -> str:
     """The body of a drop's page."""
     notebook = nbformat.read(path, as_version=4)
     answers = answering(notebook)
-    machinery = {"setup", "closing"}  # cells for a kernel alone
+    machinery = {"setup", "closing"}  # cells that need a kernel
     notebook.cells = [cell for cell in notebook.cells if not machinery & set(cell.metadata.get("tags", []))]
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.metadata["role"] = _role(cell, drop_number(path)) | {"answers": answers.get(cell.id, [])}
-        else:  # the badge is a picture from elsewhere; previous and next are the page's own
+        else:  # without the badge, an external picture; the page has its own links to previous and next
             cell.source = re.sub(r"\[!\[Open in Colab\]\([^)]*\)\]", "[Open in Colab]", cell.source)
             cell.source = re.sub(r"(?m)^\*\*.*(\[← | →\]).*$", "", cell.source)
     body, _ = _exporter().from_notebook_node(notebook)
@@ -49,7 +49,7 @@ def page(path: Path) -> str:
 
 
 def _role(cell: NotebookNode, drop: str) -> dict:
-    """What a code cell is on the page, 'question', 'practice', 'explorer', 'code', and what goes with it."""
+    """A code cell's role on the page: 'question', 'practice', 'explorer' or 'code', with its data."""
     if asked := re.search(r"(\w+) = predict\(", cell.source):
         texts = (output.get("data", {}).get("text/plain", "") for output in cell.outputs)
         question, *options = next(text for text in texts if "\n  ○ " in text).split("\n  ○ ")
@@ -65,13 +65,13 @@ def _role(cell: NotebookNode, drop: str) -> dict:
         exercise = written(drop)[checked[1].rpartition(".")[2]]
         solution = "" if solutions_hidden() else exercise.solution
         return {"is": "practice", "hints": exercise.steps, "solution": solution}
-    if shown := re.search(r"explore\.(\w+)\((.*)\)\s*$", cell.source):
-        call = ast.parse(shown[0].strip(), mode="eval").body
-        if shown[1] in LIVE:
+    if call_of := re.search(r"explore\.(\w+)\((.*)\)\s*$", cell.source):
+        call = ast.parse(call_of[0].strip(), mode="eval").body
+        if call_of[1] in LIVE:
             arguments = [ast.literal_eval(value) for value in call.args]
             named = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
-            values = getattr(explore, shown[1])(*arguments, **named).values
-            return {"is": "explorer", "name": shown[1], "values": values}
+            values = getattr(explore, call_of[1])(*arguments, **named).values
+            return {"is": "explorer", "name": call_of[1], "values": values}
     return {"is": "code"}
 
 

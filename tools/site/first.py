@@ -1,6 +1,6 @@
-"""What a visitor does on the first page: predict which cut sends most.
+"""The first page's exercise: the visitor predicts which cut sends most.
 
-data/site/first.js moves it; the figures come from here.
+data/site/first.js animates it; this module computes its figures.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from three_axes.plan import CLUSTERS, Job, Layout, find_model, sent
 from ..printables import rendered
 
 JOB = Job(find_model("llama-3-8b"), CLUSTERS["dgx-h100"], global_batch=16, seq_len=4096)
-GPUS = 4  # as many as first.js draws
+GPUS = 4  # first.js draws the same number
 _SHARE, _LAYERS = JOB.global_batch // GPUS, JOB.model.layers
 CUTS = {
     "dp": f"Each GPU has {_SHARE} sequences and all weights. Gradients are summed once a step.",
@@ -21,11 +21,11 @@ OF = {"dp": "the batch", "tp": "the matrices", "pp": "the layers"}
 
 
 def gigabytes(axis: str) -> float:
-    """GB that a GPU sends in a step of Llama 3 8B, of a middle stage where there are stages."""
+    """GB that a GPU sends in a step of Llama 3 8B; on a middle stage if there are stages."""
     return sent(JOB, Layout(**{axis: GPUS}))[axis] / 1e9
 
 
 def first() -> str:
-    """The part of the first page that moves."""
+    """The part of the first page that is animated."""
     cuts = [(axis, OF[axis], does, f"{gigabytes(axis):.3g}") for axis, does in CUTS.items()]
     return rendered("first", job=JOB, cuts=cuts)

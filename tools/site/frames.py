@@ -1,10 +1,10 @@
-"""What the explorers of the site show: every setting of `explore.schedules` and `explore.memory`, computed
-before by the same functions, in a script for each, of some hundred kB.
+"""The frames of the site's explorers: every setting of `explore.schedules` and `explore.memory`, computed by
+the same functions, as two scripts of some hundred kB.
 
-A frame of a schedule is its title and a text for each rank. The text has its operations in order: 'F3' is
-microbatch 3 forward, F3' in the rank's second chunk; '.2' before it is idle time, in units of a chunk's
-forward, and all operations but B take one such unit, B two. A frame of memory has for each stage, for each
-part, two letters: a number of base 64, which is a place in the list of all GB that occur.
+A frame of a schedule is its title and a text for each rank. The text lists the operations in order: 'F3' is
+microbatch 3 forward, F3' the same in the rank's second chunk. '.2' before an operation is idle time, in units
+of a chunk's forward; every operation takes one unit, but B takes two. A frame of memory has two letters for
+each part on each stage: a number in base 64, the index in a list of all sizes in GB.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _controls(explorer: Explorer) -> dict:
 
 
 def ranks_text(timeline: Timeline) -> list[str]:
-    """For each rank its operations, as the module's first lines say."""
+    """For each rank the text of its operations, as described at the top of this module."""
     chunks = timeline.schedule.v
     texts = []
     for row in timeline.rows:
@@ -43,9 +43,9 @@ def ranks_text(timeline: Timeline) -> list[str]:
 
 @cache
 def schedule_frames() -> dict[str, object]:
-    """'1F1B 4 8 1' -> [title, a text for each rank], or the sentence why this cannot be drawn up.
+    """'1F1B 4 8 1' -> [title, a text for each rank], or a sentence on why this setting is impossible.
 
-    The last number is v, which only the interleaved schedule asks for; elsewhere it is 1.
+    The last number is v, which only the interleaved schedule uses; for others it is 1.
     """
     controls = explore.schedules().controls
     frames: dict[str, object] = {}
@@ -62,9 +62,9 @@ def schedule_frames() -> dict[str, object]:
 
 @cache
 def memory_frames() -> dict[str, object]:
-    """parts: their names. gigabytes: all sizes that occur. frames: one text for each setting, in the order of
-    `itertools.product` over the controls; one that starts with '!' is the sentence why it cannot be. holds:
-    GB of the device.
+    """parts: their names. gigabytes: all sizes that occur. frames: a text for each setting, in the order of
+    `itertools.product` over the controls; a text that starts with '!' is the reason why a setting is
+    impossible. holds: GB of the device.
     """
     options = [values for _, values, _ in explore.memory().controls.values()]
     places: dict[float, int] = {}
