@@ -45,7 +45,7 @@ def rank_colour(rank: int) -> str:
 
 
 class Picture:
-    """A figure, with words for readers who cannot see it. Notebooks display both; `figure` is matplotlib's."""
+    """A figure, with words for readers who cannot see it. A notebook shows both; `figure` is matplotlib's."""
 
     def __init__(self, figure: plt.Figure, alt: str):
         self.figure, self.alt = figure, alt

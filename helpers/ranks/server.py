@@ -205,7 +205,7 @@ def runs() -> bool:
     """Whether this process has started the server, and the server and its socket are still there."""
     pid, socket = cpython_private.fork_server()
     if socket and not os.path.exists(socket):
-        cpython_private.forget_fork_server()  # a cleaner has removed the socket; living ranks keep the old server
+        cpython_private.forget_fork_server()  # a cleaner removed the socket; living ranks keep the server
         return False
     try:
         return pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
