@@ -367,7 +367,7 @@ class Trainer:
             self.thread = ThreadPoolExecutor(1, "checkpoint")
 
     def step(self) -> dict:
-        """Take one step. Returns its line of metrics, the same on every rank; grad_norm is before clipping."""
+        """Take one step. Returns its line of metrics, the same on every rank; grad_norm is unclipped."""
         c = self.config
         whole = batch_of(self.text, self.number, c)
         tokens, targets = (rows.chunk(c.dp)[self.dp_rank].to(self.device) for rows in whole)

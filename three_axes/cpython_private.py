@@ -1,7 +1,8 @@
-"""What the project uses of CPython that CPython does not promise, in one place: names of `multiprocessing`.
+"""All private names of CPython that this project uses, in one place: names of `multiprocessing`.
 
-Each entry says what breaks without it. All were seen in Python 3.10 to 3.14. `tests/test_structure.py` looks
-for such names elsewhere. Frames of all threads are asked for in `lines.of_threads`.
+CPython may change these at any time. Each entry says what breaks without it. All were found in Python 3.10 to
+3.14. `tests/test_structure.py` searches the other files for such names. (Only `lines.of_threads` calls
+`sys._current_frames`.)
 """
 
 # mypy: disable-error-code="attr-defined, misc"
@@ -22,14 +23,14 @@ from multiprocessing.process import BaseProcess
 
 
 def fork_server() -> tuple[int | None, str | None]:
-    """(its number, the path of its socket) as this process knows them; None where it has started none."""
+    """(pid of the fork server, path of its socket); None if this process has started no server."""
     from multiprocessing.forkserver import _forkserver
 
     return _forkserver._forkserver_pid, _forkserver._forkserver_address
 
 
 def forget_fork_server() -> None:
-    """Know of no fork server. One that runs ends with its last child."""
+    """Drop the fork server. If it runs, it ends with its last child."""
     from multiprocessing.forkserver import _forkserver
 
     if _forkserver._forkserver_alive_fd is not None:
@@ -39,8 +40,8 @@ def forget_fork_server() -> None:
 
 @contextmanager
 def starting_with(statement: str) -> Iterator[None]:
-    """What `multiprocessing` starts in this block as a new Python runs `statement` first. The caller sees to
-    it that one thread at a time is in here.
+    """A Python that `multiprocessing` starts in this block runs `statement` first. The caller must let only
+    one thread at a time into this block.
     """
     spawn = util.spawnv_passfds
     util.spawnv_passfds = partial(_spawn_with, spawn, statement)
@@ -51,7 +52,7 @@ def starting_with(statement: str) -> Iterator[None]:
 
 
 def _spawn_with(spawn: Callable, statement: str, path, args, fds):
-    """`spawn` of a Python that runs `-c PROGRAM`."""
+    """Call `spawn` of a Python that runs `-c PROGRAM`, with `statement` in front of the program."""
     i = args.index("-c") + 1
     return spawn(path, [*args[:i], f"{statement}; {args[i]}", *args[i + 1 :]], fds)
 
@@ -60,25 +61,25 @@ def _spawn_with(spawn: Callable, statement: str, path, args, fds):
 
 
 def set_folder(path: str) -> None:
-    """Let `multiprocessing` keep its sockets in this folder, here and in what this process starts. Without it
-    a long TMPDIR makes their paths too long for the system.
+    """Let `multiprocessing` keep its sockets in this folder, in this process and its children. Without it
+    their paths are too long for the system if TMPDIR is long.
     """
     multiprocessing.process.current_process()._config["tempdir"] = path
 
 
 def allow_children() -> None:
-    """Let this daemonic process start others. Without it a DataLoader on a rank has no workers."""
+    """Let this daemonic process start other processes. Without it a DataLoader on a rank has no workers."""
     multiprocessing.process.current_process()._config["daemon"] = False
 
 
 def disown(process: BaseProcess) -> None:
-    """In a fork: the process is the parent's child. Without it this fork joins it when it ends."""
+    """In a fork: forget a child of the parent process. Without it the fork would join it at its end."""
     multiprocessing.process._children.discard(process)
 
 
 def resource_tracker_pid() -> int | None:
-    """The process that tidies up behind `multiprocessing`. Where the name is missing it counts as the
-    reader's, and no standstill is proven.
+    """The pid of the process that cleans up for `multiprocessing`. If the name is missing, that process
+    counts as the reader's, and no standstill is proven.
     """
     return getattr(getattr(resource_tracker, "_resource_tracker", None), "_pid", None)
 
@@ -87,8 +88,9 @@ def resource_tracker_pid() -> int | None:
 
 
 def whole_messages(came: bytearray) -> list[bytes]:
-    """Takes the messages that are whole out of the bytes that came through a Connection: a length of 4 bytes,
-    or −1 and a length of 8 bytes, and then the message. `Connection.recv_bytes` would wait for the rest.
+    """Remove the whole messages from the bytes received through a Connection, and return them. A message is
+    its length in 4 bytes (or −1 and the length in 8 bytes), then its content. `Connection.recv_bytes` would
+    wait for the rest of a message.
     """
     messages, at = [], 0
     while len(came) >= at + 4:
