@@ -1,4 +1,4 @@
-"""Count a reader's own job: what each rank was asked to move, along which axis, and how long it waited.
+"""Count a reader's own job: what each rank sends, along which axis, and how long it waits.
 
     torchrun --nproc-per-node 4 -m three_axes count train.py --its-arguments
 

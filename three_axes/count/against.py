@@ -1,5 +1,5 @@
-"""Predicted beside counted, and the difference in words. Predicted is theory's list of operations, read for
-what a rank sends.
+"""A table of predicted and counted bytes, with sentences on the differences. Predicted is what a rank sends
+by the planner's list of operations.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from ..plan.traffic import Call, calls
 from ..table import Table, human
 from .report import CollectiveCount
 
-NEAR = 0.05  # a share by which bytes may differ and still count as the same
-MANY = 2.5  # times as many bytes in a call: its units are others. A root's norm makes a few units more
+NEAR = 0.05  # relative difference up to which bytes count as the same
+MANY = (
+    2.5  # times as many bytes in a call: weights are gathered in other units. A root's norm adds a few units
+)
 WEIGHTS = (
     "dp",
     "shard",
     "edp",
     "eshard",
 )  # axes along which weights are gathered, and their gradients scattered
-SMALL = 1e-3  # of what all collectives send: losses, norms, flags
+SMALL = 1e-3  # share of all bytes below which a collective is ignored: losses, norms, flags
 
 
 def against(
     rows: Iterable[CollectiveCount], job: Job, layout: Layout, rank: int = 0
 ) -> tuple[Table, list[str]]:
-    """One step of a rank, as counted and as the list has it: a table, and what the differences mean."""
+    """One step of a rank, as counted and as predicted: a table, and sentences on the differences."""
     place = Placement(layout.sizes)
     stage = place.group(rank, "pp").index(rank)
     groups = {axis: place.group(rank, axis) for axis, n in place.sizes.items() if n > 1}
@@ -65,8 +67,8 @@ def against(
 
 
 def _hybrid(layout: Layout, groups: dict[str, list[int]], rank: int) -> dict[str, list[int]]:
-    """Two groups of the ranks with the same weights, dp · cp: those of a rank's shard, and those with the
-    same part.
+    """Two groups of the ranks with the same weights (dp · cp): the ranks of one replica's shards, and the
+    ranks with the same shard.
     """
     alike = [rank]
     for axis in REPLICATING:
@@ -76,13 +78,13 @@ def _hybrid(layout: Layout, groups: dict[str, list[int]], rank: int) -> dict[str
 
 
 def _axis_of(row: CollectiveCount, groups: dict[str, list[int]]) -> str:
-    """The layout's axis whose group these ranks are; where none or several are, what the row calls it."""
+    """The layout's axis whose group these ranks are; if there is none, or several, the row's own axis."""
     same = [axis for axis, members in groups.items() if tuple(members) == row.members]
     return same[0] if len(same) == 1 else row.axis
 
 
 def _wider(key: tuple[str, str], row: CollectiveCount, job: Job) -> float | None:
-    """How many times as wide as the framework's the counted numbers are; None where types are several."""
+    """How many times as wide as the framework's the counted numbers are; None for several types."""
     wide = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
     sizes = {wide[t] for t in row.types if t in wide}
     number = job.framework.gradient_bytes if key[0] == "reduce_scatter" else job.framework.number_bytes
@@ -90,8 +92,8 @@ def _wider(key: tuple[str, str], row: CollectiveCount, job: Job) -> float | None
 
 
 def _units(predicted: Call, counted: CollectiveCount, must: float, has: float, wider: float | None) -> str:
-    """What the bytes of a call say of the units that weights are gathered in; '' where they say nothing. The
-    list has a unit for each layer, and one for the rest.
+    """What the bytes of a call show about the units in which weights are gathered; '' if they show nothing.
+    The planner's list has a unit for each layer, and one for the rest.
     """
     if predicted.op not in ("all_gather", "reduce_scatter") or predicted.axis not in WEIGHTS:
         return ""
@@ -103,7 +105,7 @@ def _units(predicted: Call, counted: CollectiveCount, must: float, has: float, w
 
 
 def _why(key, must: float, has: float, row, predicted, counted, job: Job, layout: Layout) -> str:
-    """One difference, and what makes it where that is known."""
+    """A sentence on one difference, with its cause if that is known."""
     op, axis = key
     name = f"{op} on {axis}"
     if not must:

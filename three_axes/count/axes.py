@@ -1,10 +1,10 @@
-"""What to call a process group: the mesh dimension whose group it is, or its ranks.
+"""Names of process groups: the mesh dimension to which a group belongs, or its ranks.
 
-A mesh dimension over all ranks has no group of its own: PyTorch lends it the default one, and several such
-dimensions share it. Then it is whoever issues the collective that tells the axis: DTensor resolves the mesh
-and dimension right before, FSDP keeps them in its parameter groups. For plain calls the name is the one under
-which the group was asked for (`mesh.get_group("dp")`), if there is one only. A user may also say which ranks
-are an axis.
+A mesh dimension over all ranks has no group of its own: PyTorch uses the default group for it, and for
+several such dimensions. Then only the caller of the collective shows the axis: DTensor looks up the mesh and
+dimension just before, and FSDP keeps them in its parameter groups. For plain calls the name is the one with
+which the group was requested (`mesh.get_group("dp")`), if there is only one such name. A user may also
+declare which ranks form an axis.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .. import lines
 from ..paper.placement import Placement
 from ..pytorch_private import RESOLVE, functional
 
-FSDP, PIPELINING = "_fully_shard", "distributed/pipelining"  # PyTorch's folders of them
-FRAMES = 30  # so many callers are looked at
+FSDP, PIPELINING = "_fully_shard", "distributed/pipelining"  # parts of the paths of PyTorch's modules
+FRAMES = 30  # callers that are searched
 
 
 class Members(NamedTuple):
-    """A group: its own description, its ranks as the world numbers them, this rank's place among them."""
+    """A group: PyTorch's description, its ranks in the world's numbers, this rank's index among them."""
 
     described: str
     ranks: list[int]
@@ -43,12 +43,12 @@ class Axes:
 
     def __init__(self):
         self._members: weakref.WeakKeyDictionary[dist.ProcessGroup, Members] = weakref.WeakKeyDictionary()
-        self._asked: dict[str, set[str]] = {}  # name of a group -> the dimensions it was asked for as
-        self._declared: dict[tuple[int, ...], set[str]] = {}  # ranks of a group -> what it is said to be
-        self._resolved: tuple[str, str] | None = None  # group and dimension of the collective that comes next
+        self._asked: dict[str, set[str]] = {}  # name of a group -> the dimensions with which it was requested
+        self._declared: dict[tuple[int, ...], set[str]] = {}  # ranks of a group -> the axes declared for it
+        self._resolved: tuple[str, str] | None = None  # group and dimension of the next collective
 
     def forget(self) -> None:
-        """Forget under which names groups were asked for."""
+        """Forget the names with which groups were requested."""
         self._asked.clear()
         self._resolved = None
 
@@ -65,14 +65,14 @@ class Axes:
             self._declared = before
 
     def listen(self) -> None:
-        """From now on, note which mesh dimension a group is asked for."""
+        """From now on, record for which mesh dimension a group is requested."""
         self._get_group, self._resolve = DeviceMesh.get_group, getattr(functional, RESOLVE, None)
         DeviceMesh.get_group = lambda mesh, mesh_dim=None: self._get(mesh, mesh_dim)  # type: ignore[assignment]
         if self._resolve:
             setattr(functional, RESOLVE, lambda group, tag="": self._about_to_call(group, tag))
 
     def leave(self) -> None:
-        """Undo `listen`: PyTorch's own functions are in their places again."""
+        """Undo `listen`: restore PyTorch's own functions."""
         DeviceMesh.get_group = self._get_group
         if self._resolve:
             setattr(functional, RESOLVE, self._resolve)
@@ -84,7 +84,7 @@ class Axes:
         return group
 
     def _about_to_call(self, group, tag: str):
-        assert self._resolve  # it is this that was replaced
+        assert self._resolve  # the function that was replaced
         resolved = self._resolve(group, tag)
         if not torch.compiler.is_compiling():
             mesh, dim = group if isinstance(group, tuple) else (group, 0)
@@ -93,12 +93,12 @@ class Axes:
         return resolved
 
     def members(self, group: dist.ProcessGroup) -> Members:
-        """What PyTorch says of a group, asked once. Without a name of its own a group is 'ranks 0,2', or
-        'world' if default.
+        """PyTorch's description of a group, kept after the first call. A group without a name of its own is
+        called 'ranks 0,2', the default group 'world'.
         """
         if (known := self._members.get(group)) is None:
             described, ranks = group.group_desc.removeprefix("mesh_"), dist.get_process_group_ranks(group)
-            # A mesh over all ranks makes the latter where it finds gloo and a GPU.
+            # A mesh over all ranks makes a second such group if it finds gloo and a GPU.
             if described in ("default_pg", "default"):
                 described = "world"
             elif described in ("undefined", ""):
@@ -133,8 +133,8 @@ def of_meshes(meshes: Iterable[DeviceMesh]) -> list[tuple[str, list[int]]]:
 
 
 def said(text: str, size: int) -> list[tuple[str, list[int]]]:
-    """What a user says of `size` ranks: 'tp=[[0,1],[2,3]]', or a mesh, the outermost first: 'dp=2,tp=2'.
-    Raises ValueError.
+    """The axes that a user declares for `size` ranks: 'tp=[[0,1],[2,3]]', or a mesh, the outermost axis
+    first: 'dp=2,tp=2'. Raises ValueError.
     """
     name, _, given = text.partition("=")
     if re.fullmatch(r"(\w+=\d+)(,\w+=\d+)*", text):
@@ -162,7 +162,7 @@ def _dimension(mesh: DeviceMesh, dim: int | str) -> str | None:
 
 
 def _of_caller(op: str) -> str | None:
-    """The dimension that FSDP2 or a pipeline of PyTorch's issues a collective for, None if neither."""
+    """The dimension for which FSDP2 or PyTorch's pipelining issues a collective; None for other callers."""
     for frame in lines.callers(sys._getframe(2), most=FRAMES):
         if PIPELINING in frame.f_code.co_filename:
             return "pp"

@@ -1,6 +1,6 @@
-"""What a program does where no operator of PyTorch's passes, so that nothing can be proven of it: functions
-that are called when a collective ends, backends that are called by themselves, groups that are destroyed.
-And whether it captures a CUDA graph.
+"""Finds actions of a program that pass no operator of PyTorch, so that no hang can be proven: functions
+called when a collective ends, backends that are called directly, groups that are destroyed. Also finds
+whether it captures a CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ OWN = os.path.dirname(torch.__file__) + os.sep, *(str(folder) + os.sep for folde
 
 
 class Beside:
-    """Listens from `__init__` to `leave`. passed_by: is called with what happened, in words.
-    barrier_failed: is called when a `monitored_barrier` has raised.
+    """Listens from `__init__` to `leave`. passed_by: called with a description of what happened.
+    barrier_failed: called when a `monitored_barrier` has raised.
     """
 
     def __init__(self, passed_by: Callable[[str], None], barrier_failed: Callable[[], None]):
@@ -43,12 +43,12 @@ class Beside:
             self._replace(torch.cuda.CUDAGraph, name, partial(self._capturing, begins))
 
     def leave(self) -> None:
-        """Put PyTorch's own functions in their places again."""
+        """Restore PyTorch's own functions."""
         for where, name, function in self._own:
             setattr(where, name, function)
 
     def forbids(self) -> str:
-        """What the rank has done or lacks that forbids a proof, in words; '' where nothing does."""
+        """A description of what the rank has done, or lacks, that forbids a proof; '' if nothing does."""
         if self._calls:
             return "has left a function to be called when a collective ends"
         return self._unknown

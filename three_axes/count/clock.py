@@ -1,10 +1,10 @@
-"""One clock for all ranks: who did what when, and how much was held for backward meanwhile.
+"""One clock for all ranks: what each did when, and how much it held for backward at that time.
 
     with span("F", 3):          on a rank: what runs here is the forward of microbatch 3
         y = stage(x)
 
-Waits for collectives record themselves. After the call, `world.timeline` has every rank's
-spans. The clock is the machine's monotonic one, which its processes share.
+Waits for collectives are recorded automatically. After the call, `world.timeline` has the spans of every
+rank. The clock is the machine's monotonic one, which its processes share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Span(NamedTuple):
-    """Something that took time on one rank. Seconds on the shared clock.
+    """An interval on one rank. Seconds on the shared clock.
 
     kind: F forward, B backward, I and W its two parts, step the optimizer, busy a whole step in one piece,
     wait for a collective. label: which one.
@@ -31,10 +31,10 @@ class Span(NamedTuple):
 
 
 def shortest(measure: Callable[[], T], seconds: Callable[[T], float]) -> T:
-    """What `measure()` returned when it took fewest seconds: other programs can only lengthen a run.
+    """The result of `measure()` in its fastest run, because other programs can only make a run slower.
 
-    It is called until the two shortest runs differ by less than 5 %, and at most six times. So a busy machine
-    gets more tries than a quiet one.
+    `measure` is called until the two fastest runs differ by less than 5 %, at most six times. So it gets more
+    runs on a busy machine than on a quiet one.
     """
     runs: list[T] = []
     while len(runs) < 6 and (len(runs) < 2 or seconds(runs[1]) > 1.05 * seconds(runs[0])):
@@ -45,8 +45,8 @@ def shortest(measure: Callable[[], T], seconds: Callable[[T], float]) -> T:
 class Timeline:
     """What every rank did in one call. Times are seconds from the first computation on any rank.
 
-    rows[rank]: its spans by start. streams[rank]: its collectives, from issue to when their end was seen.
-    levels[rank]: (time, bytes held for backward from then on), where `saved_activations` watched. shared:
+    rows[rank]: its spans by start. streams[rank]: its collectives, from issue to when their end was noticed.
+    levels[rank]: (time, bytes held for backward from then on), measured by `saved_activations`. shared:
     whether ranks shared a GPU and took turns, so that these seconds mean nothing.
     """
 
@@ -70,7 +70,7 @@ class Timeline:
         self.streams = [in_order(rank) for rank in streams or [[]] * len(spans)]
         self.levels = []
         for rank in levels:
-            # Held when it began, of a warm-up perhaps.
+            # Held at the start, for example by a warm-up.
             before = [size for at, size in rank if at <= first][-1:]
             self.levels.append(
                 [(0.0, size) for size in before] + [(at - first, size) for at, size in rank if at > first]
@@ -94,7 +94,7 @@ class Timeline:
     def bubble(self) -> float:
         """Share of wall time in which a rank does not compute, mean over ranks.
 
-        Raises ValueError where nothing was recorded.
+        Raises ValueError if nothing was recorded.
         """
         if not self.makespan:
             raise ValueError(
@@ -104,7 +104,7 @@ class Timeline:
         return 1 - sum(self.seconds(r, *COMPUTE) for r in ranks) / (self.makespan * len(ranks))
 
     def in_flight(self, rank: int) -> int:
-        """The most microbatches that `rank` had run forward and not yet backward."""
+        """The largest number of microbatches that `rank` had run forward and not yet backward."""
         held = most = 0
         for s in self.rows[rank]:
             held += (s.kind == "F") - (s.kind in ("B", "W"))
@@ -112,12 +112,12 @@ class Timeline:
         return most
 
     def peak(self, rank: int) -> int:
-        """The most bytes that `rank` held for backward at once."""
+        """The largest number of bytes that `rank` held for backward at one time."""
         return max((size for _, size in self.levels[rank]), default=0)
 
     def save(self, file: str) -> None:
-        """Write the timeline as a Chrome trace: ui.perfetto.dev and chrome://tracing open it. A row for each
-        rank, one for each axis that it communicates along, and memory as a counter.
+        """Write the timeline as a Chrome trace, for ui.perfetto.dev and chrome://tracing: a row for each
+        rank, a row for each axis along which it communicates, and memory as a counter.
         """
         with open(file, "w", encoding="utf-8") as f:
             json.dump(chrome(self.rows, self.streams, self.levels), f)
@@ -131,10 +131,10 @@ class Timeline:
 
 
 # -- as a Chrome trace ----------------------------------------------------------------------------
-# For Perfetto (ui.perfetto.dev) and chrome://tracing. A process for each rank: its first row has what the
-# rank did and where it stood waiting, and each axis has a row with its collectives, from issue to when their
-# end was seen. Memory is a counter. "Trace Event Format" (Google, 2016): complete events X, counters C, names
-# M; times in microseconds.
+# For Perfetto (ui.perfetto.dev) and chrome://tracing. Each rank is a process. Its first row has the rank's
+# spans and waits; each axis has a row with its collectives, from issue to when their end was noticed. Memory
+# is a counter. "Trace Event Format" (Google, 2016): complete events X, counters C, names M; times in
+# microseconds.
 
 
 NAMES = {
@@ -173,7 +173,7 @@ def chrome(
 
 
 def _event(rank: int, line: int, s: Span, name: str, zero: float) -> dict:
-    # Whole nanoseconds: Perfetto drops a span that ends one after the next begins, as rounding made it seem.
+    # Whole nanoseconds: with rounding errors Perfetto drops a span that ends after the next one begins.
     start, end = (round(1e9 * (at - zero)) for at in (s.start, s.end))
     times = {"ts": start / 1000, "dur": (end - start) / 1000}
     return {"ph": "X", "cat": s.kind, "name": name, "pid": rank, "tid": _row(rank, line), **times}
@@ -184,14 +184,14 @@ def _name(what: str, rank: int, line: int, name: str) -> dict:
 
 
 def _row(rank: int, line: int) -> int:
-    """Perfetto puts a thread 0 on the row of the thread that has its process's number. So rows have numbers
-    that no other row and no process has.
+    """A row's number, different from that of every other row and process. (Perfetto puts a thread 0 on the
+    row of the thread whose number is its process's.)
     """
     return 1_000_000 + 1000 * rank + line
 
 
 def _lanes(spans: list[Span]) -> list[list[Span]]:
-    """Spans on as few rows as keep those that overlap apart: a row shows nesting, not overlap."""
+    """Distribute spans over as few rows as possible without overlap, because a row cannot show overlap."""
     lanes: list[list[Span]] = []
     for s in sorted(spans, key=lambda s: s.start):
         free = next((lane for lane in lanes if lane[-1].end <= s.start), None)

@@ -1,4 +1,4 @@
-"""What was counted of a run: for people, and for other programs."""
+"""The result of counting a run, for people and for other programs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .report import CollectiveCount, alike
 from .steps import BySteps
 from .traffic import Traffic
 
-MOST = 3  # kinds of rank that are shown beside rank 0's
-PATIENCE = 60.0  # seconds until a rank that has not sent its report is left out
+MOST = 3  # kinds of rank that are printed besides rank 0's
+PATIENCE = 60.0  # seconds after which a rank that has not sent its report is left out
 
 
 class Counted(Traffic):
-    """The traffic of a block or a script, to be read when it has ended: `print(traffic)`.
+    """The traffic of a block or a script; read it after the block: `print(traffic)`.
 
-    All that `Traffic` has. The other ranks' reports are fetched when they are asked for, within `patience`
-    seconds; `missing` are the ranks that sent none, which are compared with nobody. steps[r]: rank r's
-    collectives by optimizer step.
+    It has all of `Traffic`. The other ranks' reports are fetched when they are first needed, within
+    `patience` seconds; `missing` are the ranks that sent none, and they are not compared with others.
+    steps[r]: rank r's collectives by optimizer step.
     """
 
-    _mine: RankReport  # there when the block has ended
+    _mine: RankReport  # set when the block has ended
 
     def __init__(self, counter: Counter, patience: float = PATIENCE):
         self._counter, self._patience = counter, patience
@@ -52,7 +52,7 @@ class Counted(Traffic):
         self.steps = [told.steps for told in self._told]
 
     def tables(self, rank: int = 0) -> list[Table]:
-        """A rank's collectives: its first steps apart, each further step, and what came after the last."""
+        """A rank's collectives: its first steps separately, each further step, and those after the last."""
         steps = self.steps[rank]
         if not steps.number:
             return [_table(f"rank {rank}, in all: no optimizer stepped", self.ranks[rank])]
@@ -65,7 +65,7 @@ class Counted(Traffic):
         return [_table(f"rank {rank}, {title}", rows) for title, rows in _merged(parts) if rows]
 
     def kinds(self) -> list[list[int]]:
-        """The ranks, those together that send the same in a step: the stages of a pipeline stand apart."""
+        """Groups of ranks that send the same in a step: the stages of a pipeline are in different groups."""
         kinds: dict[frozenset, list[int]] = {}
         for rank in self._heard():
             rows = self.of_a_step(rank)
@@ -77,7 +77,7 @@ class Counted(Traffic):
         return [r for r in range(len(self.ranks)) if r not in self.missing]
 
     def _not_called_alike(self) -> list[str]:
-        """Collectives that some members of their group called more often than others."""
+        """Sentences on collectives that some members of their group called more often than others."""
         sentences = []
         groups = dict.fromkeys((r.op, r.axis, r.members) for rows in self.ranks for r in rows)
         for op, axis, members in groups:
@@ -87,7 +87,7 @@ class Counted(Traffic):
         return sentences
 
     def _sharing(self) -> list[str]:
-        """Which ranks computed on one GPU."""
+        """Sentences on which ranks computed on the same GPU."""
         users: dict[str, list[int]] = {}
         for rank in self._heard():
             users.setdefault(self._told[rank].gpu, []).append(rank)
@@ -95,7 +95,7 @@ class Counted(Traffic):
         return [f"{ranks(those)} {turns}" for gpu, those in users.items() if gpu and len(those) > 1]
 
     def between_ranks(self) -> list[str]:
-        """What differs between the ranks and should not, in sentences."""
+        """Sentences on differences between ranks that should be equal."""
         told, sentences = self._heard(), self._not_called_alike()
         shared = self._sharing()
         sentences += shared
@@ -161,7 +161,7 @@ class Counted(Traffic):
         }
 
     def trace(self) -> dict:
-        """The run as a Chrome trace, of what was kept of its times."""
+        """The run as a Chrome trace, from the times that were kept."""
         shift = lambda spans, by: [s._replace(start=s.start + by, end=s.end + by) for s in spans]
         return chrome(
             [shift(told.report.spans, told.clock) for told in self._told],
@@ -170,7 +170,7 @@ class Counted(Traffic):
         )
 
     def of_a_step(self, rank: int = 0) -> list[CollectiveCount]:
-        """The rows of a usual step: the mean of the further ones, or the last one there is."""
+        """The rows of a usual step: the mean of the further ones, or else the last step."""
         steps: BySteps = self.steps[rank]
         return steps.mean() if steps.further else steps.first[-1] if steps.first else self.ranks[rank]
 
@@ -206,7 +206,7 @@ def _table(title: str, rows: Iterable[CollectiveCount]) -> Table:
 
 
 def _merged(parts: list[tuple[str, list[CollectiveCount]]]) -> list[tuple[str, list[CollectiveCount]]]:
-    """The parts without the second step, where that is as the further ones are: their title names it then."""
+    """The parts without the second step if it equals the further ones; their title then includes it."""
     names = [title for title, _ in parts]
     if len(parts) > 2 and names[2].startswith("each of steps 3") and alike(parts[1][1], parts[2][1]):
         return [parts[0], (names[2] + " (step 2 is alike)", parts[2][1]), *parts[3:]]
@@ -214,7 +214,7 @@ def _merged(parts: list[tuple[str, list[CollectiveCount]]]) -> list[tuple[str, l
 
 
 def _by_value(values: dict[int, str]) -> str:
-    """The ranks of each value in words: 'ranks 0 and 1 4 calls, rank 2 0 calls'."""
+    """A sentence with the ranks of each value: 'ranks 0 and 1 4 calls, rank 2 0 calls'."""
     groups: dict[str, list[int]] = {}
     for rank, value in values.items():
         groups.setdefault(value, []).append(rank)

@@ -1,4 +1,4 @@
-"""A recorder for a process that knows nothing of us, and the way its report takes to the other ranks."""
+"""A recorder for a script that does not know of this project, and the way its report reaches other ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .meter import Recorder
 from .report import Report
 from .steps import BySteps, Steps
 
-SPANS = 50_000  # of each kind, that a trace keeps of a rank
+SPANS = 50_000  # of each kind, kept for a rank's trace
 OF_REPORTS = "RankReport Report BySteps CollectiveCount Channel Begun Span Told Look Ahead".split()
 OF_REPORTS += ["Waiting", "Operation", "Line"]
 _numbers = itertools.count()
@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 @dataclass
 class RankReport:
-    """What one rank reports of a run. clock: what to add to its clock to have the time of day. gpu: the name
+    """The report of one rank on a run. clock: seconds to add to its clock to get the time of day. gpu: a name
     of the GPU that it computed on, the same in every process; "" for none.
     """
 
@@ -41,8 +41,8 @@ class RankReport:
 
 
 class Counter(Recorder):
-    """A recorder that finds out by itself, at the first collective, which rank this is. trace: whether to
-    keep times. box: as the recorder's.
+    """A recorder that finds out which rank this is at the first collective. trace: whether to keep times.
+    box: as for the recorder.
     """
 
     def __init__(self, trace: bool = False, box: int | None = None):
@@ -51,20 +51,20 @@ class Counter(Recorder):
         self._key = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_numbers)}"
         super().__init__(box, spans=SPANS if trace else 0)
         self.meet()
-        self.counter.refresh()  # what earlier groups have sent is not counted
+        self.counter.refresh()  # bytes that earlier groups have sent are not counted
         self.start()
         self.steps = Steps(self)
 
     def begins(self, call: Call) -> None:
-        """Find the store, where there is one by now; with `trace`, note the memory held. Then count."""
+        """Find the store if there is one by now; with `trace`, record the memory held. Then count."""
         self.meet()
         if self._trace and len(self.levels) < self.most_spans:
             self.levels.append((time.monotonic(), _held()))
         super().begins(call)
 
     def meet(self) -> None:
-        """Find the store where the ranks met: reports go through it, past what is counted. It stays open for
-        whoever holds it when the script destroys its group.
+        """Find the store with which the ranks formed their group: reports are sent through it, without being
+        counted. While a process holds it, it stays open, even when the script destroys its group.
         """
         if self.store is not None or not dist.is_initialized():
             return
@@ -76,7 +76,7 @@ class Counter(Recorder):
         wire.services.update({getattr(store, "port", 0), int(os.environ.get("MASTER_PORT", 0))})
 
     def tell(self) -> RankReport:
-        """Stop counting, and send this rank's report on its way."""
+        """Stop counting, and send this rank's report."""
         self.meet()
         steps = self.steps.stop()
         clock = time.time() - time.monotonic()
@@ -87,28 +87,28 @@ class Counter(Recorder):
         return told
 
     def all_have_told(self) -> bool:
-        """Whether every rank's report is there."""
+        """Whether the reports of all ranks have arrived."""
         try:
             return self.store is None or self.store.check([str(r) for r in range(self.size)])
-        except RuntimeError:  # the store went with the process that had it
+        except RuntimeError:  # the store ended with the process that held it
             return True
 
     def told_by(self, rank: int, until: float) -> RankReport | None:
-        """Another rank's report, None where it has not come by then."""
+        """Another rank's report; None if it has not arrived by `until`."""
         if (store := self.store) is None:
             return None
         try:
             store.wait([str(rank)], timedelta(seconds=max(0.01, until - time.monotonic())))
             return DataUnpickler(store.get(str(rank)), is_of_reports).load()
-        except (RuntimeError, OSError):  # it did not come, or the store went with the process that had it
+        except (RuntimeError, OSError):  # it did not arrive, or the store ended with the process that held it
             return None
         except (pickle.UnpicklingError, EOFError):  # it is no report
             return None
 
 
 def is_of_reports(module: str, name: str) -> bool:
-    """True for the classes that reports are made of. No other is unpickled, for torchrun's store takes what
-    anybody in its network sends.
+    """Whether reports are made of this class. No other class is unpickled, because anybody in its network can
+    write into torchrun's store.
     """
     ours = module.startswith("three_axes.count.") or module == "three_axes.lines"
     return (module, name) == ("collections", "deque") or (ours and name in OF_REPORTS)
@@ -118,11 +118,11 @@ def _gpu() -> str:
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return ""
     about = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return str(getattr(about, "uuid", ""))  # the processor's, under --cpu, has none
+    return str(getattr(about, "uuid", ""))  # under --cpu, the processor has none
 
 
 def _held() -> int:
-    """Bytes of tensors on this process's GPU, or what it occupies of the machine's memory."""
+    """Bytes of tensors on this process's GPU, or the process's resident memory."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.memory_allocated()
     try:

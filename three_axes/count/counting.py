@@ -22,9 +22,9 @@ def counting(mesh: DeviceMesh | Sequence[DeviceMesh] = (), *, trace: bool = Fals
         if rank == 0:
             print(traffic)
 
-    mesh: the device mesh, or several, whose dimensions name the axes. Without it they are named as far as
-    they can be seen. trace: keep times as well, for `traffic.trace()`. No rank waits for another when the
-    block ends, and nothing is sent along the groups that are counted.
+    mesh: the device mesh, or several, whose dimensions name the axes. Without it, axes are named as far as
+    they can be found out. trace: also keep times, for `traffic.trace()`. No rank waits for another when the
+    block ends, and nothing is sent over the groups that are counted.
     """
     with interposer.axes.declared(of_meshes([mesh] if isinstance(mesh, DeviceMesh) else mesh)):
         counted = Counted(Counter(trace))

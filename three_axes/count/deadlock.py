@@ -1,15 +1,15 @@
 """The proof that ranks wait for each other for ever.
 
-A rank leaves a collective when those whose data it needs, and those who need its data, have begun theirs of
-the same number (`paper.collectives.needs`). A receive ends when the message has begun, and a send when
-its receive has: gloo holds the sender until then, whatever the size. Nothing is proven but this: each rank
-has ended, or its main thread stands in such an operation, of which a side is missing; nothing that was begun
-is about to end; and nowhere is there anything else that may do something (`threads`). Then nobody is left to
-bring what is missing.
+A rank leaves a collective when the ranks whose data it needs, and the ranks that need its data, have begun
+theirs of the same number (`paper.collectives.needs`). A receive ends when the message has begun, and a send
+when its receive has begun: gloo blocks the sender until then, whatever the size. A deadlock is proven only if
+three things hold. Each rank has ended, or its main thread is blocked in such an operation, in which another
+rank is missing. No operation that was begun is about to end. Nothing else in any process can act (`threads`).
+Then nobody can begin what is missing.
 
-So T. Hilbrich et al. prove it for MPI: "MPI Runtime Error Detection with MUST: Advances in Deadlock
-Detection" (2012). `tests/count/test_deadlock.py` holds this against all that can happen, and against real
-ranks.
+T. Hilbrich et al. prove deadlocks of MPI in this way: "MPI Runtime Error Detection with MUST: Advances in
+Deadlock Detection" (2012). `tests/count/test_deadlock.py` compares this proof with all possible events, and
+with real ranks.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .moves import Begun, Channel, Look, Operation, Waiting, from_anybody, sides
 
 
 class Wait(NamedTuple):
-    """A rank waits in an operation for another rank, which has not begun its own side of it. instead: what
-    the other has begun in its place, in words, so that it never comes.
+    """A rank waits in an operation for another rank, which has not begun its side of the operation. instead:
+    a description of what the other rank has begun instead, so that it never begins this.
     """
 
     rank: int
     other: int
     operation: Operation
-    brought: str  # in words
+    brought: str  # description of what the rank passed to the operation
     instead: str = ""
 
     def told(self, lines: Mapping[int, int]) -> str:
@@ -58,9 +58,10 @@ CYCLES = {
 class Deadlock:
     """All ranks have ended, or can never go on. `str` says why, for the reader.
 
-    kind: 'disagree', two ranks brought to one operation what does not fit; 'absent', some wait for ranks that
-    have ended; 'cycle', each waits for another of them. waits: who waits for whom, of the smallest such set;
-    every: of all that stand. lines: rank -> the number of the line where it stands, where it is known.
+    kind: 'disagree', two ranks passed to one operation what does not match; 'absent', some wait for ranks
+    that have ended; 'cycle', each waits for another of them. waits: which rank waits for which, in the
+    smallest such set; every: the same for all blocked ranks. lines: rank -> the number of the line where it
+    is, if known.
     """
 
     kind: str
@@ -109,7 +110,7 @@ class Deadlock:
 
 
 def _apart(channels: list[Channel]) -> str:
-    """Why operations never meet that look as if they did, in words; '' where they do not look so."""
+    """A description of why operations that look alike never match; '' if no such operations are there."""
     one, other = channels[0], channels[-1]
     if {one.kind, other.kind} == {"send", "recv"} and sides_of(one).keys() == sides_of(other).keys():
         sends, receives = (one, other) if one.kind == "send" else (other, one)
@@ -131,10 +132,10 @@ def _apart(channels: list[Channel]) -> str:
 
 
 def prove(looks: Sequence[Look | None], course: bool = False) -> Deadlock | None:
-    """Why no rank can ever go on, None where that is not proven.
+    """The proof that no rank can ever continue; None if there is none.
 
-    looks[r]: rank r as it was seen, all at one moment; None where it was not. course: it is a call of the
-    course's, where what does not fit is an error, also where PyTorch would exchange the bytes and go on.
+    looks[r]: the state of rank r, all at one moment; None if it is not known. course: whether it is a call of
+    the course, where data that does not match is an error, even if PyTorch would exchange it and continue.
     """
     known = [look for look in looks if look and not look.why and (look.stands or look.ended)]
     if len(known) < len(looks):
@@ -155,13 +156,13 @@ def prove(looks: Sequence[Look | None], course: bool = False) -> Deadlock | None
 
 
 def _may_go_on(operations: list[list[Wait]], every: bool) -> bool:
-    """Whether a rank may. operations: whom it waits for in each. every: all of these must end."""
+    """Whether a rank may continue. operations: for each, the waits. every: whether all of these must end."""
     each = [not missing for missing in operations]
     return all(each) if every else any(each)
 
 
 class _Seen:
-    """All ranks at one moment."""
+    """The state of all ranks at one moment."""
 
     def __init__(self, looks: Sequence[Look]):
         self.begun = [look.begun for look in looks]
@@ -169,21 +170,23 @@ class _Seen:
         self.standing = {r: look.stands for r, look in enumerate(looks) if look.stands and not look.ended}
 
     def is_under_way(self) -> bool:
-        """Whether something that nobody waits for now has begun on all sides, and will end. A message of
-        gloo's has no future, so nothing is called when it ends, and it says so to nobody who does not wait.
+        """Whether an operation that nobody waits for now has begun on all sides, and will end. A message of
+        gloo's has no future, so no function is called when it ends; only a rank that waits for it notices.
         """
         each = [(rank, operation) for rank, operations in enumerate(self.open) for operation in operations]
         each = [(rank, o) for rank, o in each if o.channel.kind == "collective" or not o.marked]
         return any(not any(self.missing(rank, operation)) for rank, operation in each)
 
     def waits(self, rank: int, waiting: Waiting) -> tuple[list[list[Wait]], bool]:
-        """(whom the rank waits for in each of its operations, whether all of these must end)."""
+        """(the waits of the rank in each of its operations, whether all of these operations must end)."""
         if len(waiting.operations) == 1 and waiting.operations[0].channel.kind == "recv_any":
             return self._from_any(rank, waiting.operations[0]), False
         return [list(self.missing(rank, o)) for o in waiting.operations], waiting.every
 
     def _from_any(self, rank: int, operation: Operation) -> list[list[Wait]]:
-        """Any one of these must send, unless a message may be on its way."""
+        """The waits of a receive from any rank: one of these must send, unless a message may be on
+        its way.
+        """
         channel = operation.channel
         others = [other for other in channel.members if other != rank]
         sends = [channel._replace(kind="send", source=other) for other in others]
@@ -193,10 +196,10 @@ class _Seen:
         return [[Wait(rank, other, operation, "a message")] for other in others]
 
     def missing(self, rank: int, operation: Operation) -> Iterator[Wait]:
-        """For each rank that has not begun its side of the operation: that this one waits for it."""
+        """A wait for each rank that has not begun its side of the operation."""
         channel, number = operation.channel, operation.number
         if channel.kind == "send" and from_anybody(channel, self.begun):
-            return  # it may be taken by that
+            return  # the operation may be matched with that receive
         brought = self.begun[rank][channel].brought(number)
         is_pair = len(channel.members) == 2
         for other in operation.needs:
@@ -212,7 +215,7 @@ class _Seen:
                     yield Wait(rank, other, operation, brought, its)
 
     def disagreement(self) -> list[Wait]:
-        """Two ranks that brought to an operation what does not fit, of which one stands in it."""
+        """Two ranks that passed to one operation what does not match, if one of them is blocked in it."""
         for rank, waiting in self.standing.items():
             for operation in waiting.operations:
                 mine = self._brought(operation, rank)
@@ -228,15 +231,15 @@ class _Seen:
         return self.begun[rank].get(sides_of(channel)[rank], Begun()).count
 
     def _brought(self, operation: Operation, rank: int) -> str | None:
-        """What a rank brought to its side, in words, where that is known."""
+        """A description of what a rank passed to its side, if that is known."""
         its = sides_of(operation.channel).get(rank, operation.channel)
         return self.begun[rank].get(its, Begun()).brought(operation.number)
 
 
 def _never_meet(one: str, other: str, is_pair: bool) -> bool:
-    """Whether gloo exchanges nothing between two collectives of one number, whose words these are. It sends
-    each kind's messages under a mark of its own, but a reduce-scatter's, which it makes of an all-reduce. Of
-    two ranks with two roots, each does what the other must have done to it.
+    """Whether gloo exchanges nothing between two collectives of one number, given as descriptions. It sends
+    the messages of each kind under a tag of their own, except a reduce-scatter's, which it makes of an
+    all-reduce. With two ranks and two roots, each rank does what the other expects to do.
     """
     marks = [
         re.split(r" (?:of|\()", words)[0].replace("reduce_scatter", "all_reduce") for words in (one, other)
@@ -246,7 +249,7 @@ def _never_meet(one: str, other: str, is_pair: bool) -> bool:
 
 
 def _shortest_cycle(waits: list[Wait]) -> list[Wait]:
-    """The fewest ranks of which each waits for the next, and the last for the first."""
+    """The fewest ranks such that each waits for the next, and the last for the first."""
     of_rank: dict[int, list[Wait]] = {}
     for wait in waits:
         of_rank.setdefault(wait.rank, []).append(wait)
@@ -254,10 +257,10 @@ def _shortest_cycle(waits: list[Wait]) -> list[Wait]:
 
 
 def _back_to(start: int, waits: Mapping[int, list[Wait]]) -> list[Wait]:
-    """The shortest way from a rank to itself; empty where there is none."""
+    """The shortest path from a rank to itself; [] if there is none."""
     ways: list[list[Wait]] = [[]]
     seen: set[int] = set()
-    for way in ways:  # which grows, the shorter ones first
+    for way in ways:  # the list grows in the loop, so shorter paths come first
         at = way[-1].other if way else start
         if way and at == start:
             return way

@@ -1,9 +1,8 @@
-"""In front of PyTorch's collectives: the one place where each of them passes, whoever counts.
+"""Listens to all of PyTorch's collectives, at the one place that each of them passes.
 
-Every collective, whoever issues it (`dist.all_reduce`, DDP's buckets in C++, FSDP, DTensor, a pipeline's
-sends), passes PyTorch's dispatcher as an operator of the library `c10d`. The interposer stands before those
-few operators and before nothing else, so that arithmetic runs at full speed. Without listeners it is not
-there.
+Every collective passes PyTorch's dispatcher as an operator of the library `c10d`, whoever issues it
+(`dist.all_reduce`, DDP's buckets in C++, FSDP, DTensor, a pipeline's sends). The interposer replaces only
+these few operators, so arithmetic runs at full speed. Without listeners it is not installed.
 """
 
 from __future__ import annotations
@@ -40,42 +39,42 @@ from .operators import (
     type_of,
 )
 
-# At this key the dispatcher passes also when a DTensor's own operator calls a collective, below autograd.
+# With this key the dispatcher also calls us for a collective inside a DTensor's operator, below autograd.
 _KEY = "BackendSelect"
 
 
 @dataclass(kw_only=True)
 class Call:
     """A collective that is being issued. payload: bytes of the whole tensor. size: bytes that it holds.
-    algorithmic: bytes that this rank must send, by the book. reduces: 'sum', 'max' and so on.
+    algorithmic: bytes that this rank must send by the formula. reduces: 'sum', 'max' and so on.
     """
 
     op: str
     axis: str
     group: dist.ProcessGroup
-    members: list[int]  # of the group, as the world numbers them
-    me: int  # this rank's place among them
+    members: list[int]  # of the group, in the world's numbers
+    me: int  # this rank's index among them
     root: int | None  # or peer
     payload: float
     size: int
     algorithmic: float
     first: torch.Tensor | None
-    alone: bool  # `first` is the whole
+    alone: bool  # `first` is the only tensor
     reduces: str
     tag: int
     limit: float = math.inf  # seconds after which it fails by itself
-    backend: str = "gloo"  # "" where it is not known
+    backend: str = "gloo"  # "" if it is not known
     backward: int | None = None  # of a bucket: the backward at whose end DDP waits for it
-    gives: torch.Tensor | None = None  # known when it is issued
+    gives: torch.Tensor | None = None  # the result, if it is known when the call is issued
 
     @property
     def by_ddp(self) -> bool:
-        """True of a bucket of DDP's."""
+        """Whether this is a bucket of DDP."""
         return self.backward is not None
 
     @property
     def channel(self) -> Channel:
-        """The channel in which this call is matched with its other sides."""
+        """The channel in which this call is matched with the same call on other ranks."""
         members = tuple(self.members)
         name = self.group.group_name
         if self.op not in ("send", "recv"):
@@ -88,9 +87,9 @@ class Call:
 
     @property
     def needs(self) -> tuple[int, ...]:
-        """The ranks that must have come before this one can leave."""
+        """The ranks that must have begun this call before this rank can leave it."""
         first, numbers = self.first, None
-        if first is not None and not first.is_sparse:  # of a sparse one it is told first how many there are
+        if first is not None and not first.is_sparse:  # a sparse one exchanges its size first
             numbers = round(self.payload / max(1, first.element_size()))
         on_cpu = first is None or first.device.type == "cpu"
         places = needs(self.op, len(self.members), self.me, self.root, numbers, held=on_cpu)
@@ -98,14 +97,14 @@ class Call:
 
     @property
     def brought(self) -> str:
-        """What all sides must bring alike: 'all_reduce (max) of float32[2, 3]', '6 float32' of a message."""
+        """What all ranks must pass alike: 'all_reduce (max) of float32[2, 3]', '6 float32' for a message."""
         what = self.op if self.reduces in ("", "sum") else f"{self.op} ({self.reduces})"
-        if self.first is None or self.op == "all_to_all":  # which may be uneven
+        if self.first is None or self.op == "all_to_all":  # an all-to-all may be uneven
             return what
         of, n = type_of(self.first), f"{self.payload / max(1, self.first.element_size()):.0f}"
         if self.op in ("send", "recv"):
             return f"{n} {of}"
-        if self.alone and self.op in ("all_reduce", "reduce"):  # where numbers of other places would be added
+        if self.alone and self.op in ("all_reduce", "reduce"):  # other shapes would add wrong numbers
             what += f" of {of}{list(self.first.shape)}"
         else:
             what += f" of {n} {of}"
@@ -115,29 +114,29 @@ class Call:
 
 
 class Listener:
-    """A base of those that hear of collectives: each method is called at its moment. start: when a wait
-    began, by `time.monotonic()`.
+    """Base class of listeners: each method is called at the moment that its docstring names. start: when a
+    wait began, by `time.monotonic()`.
     """
 
     def begins(self, call: Call) -> None:
-        """Called right before PyTorch gets the call. What this raises, the program raises, and nothing is
-        sent.
+        """Called just before PyTorch gets the call. If this raises, the program gets the exception, and
+        nothing is sent.
         """
 
     def begun(self, call: Call, work) -> None:
-        """The collective is under way. work: PyTorch's or a stand-in for it. Not called for what has ended by
-        then.
+        """The collective is under way. work: PyTorch's, or a stand-in for it. Not called for a collective
+        that has already ended.
         """
 
     def refused(self, call: Call) -> None:
-        """PyTorch raised instead of beginning it."""
+        """PyTorch raised an exception instead of beginning the collective."""
 
     def batch_begun(self, work: dist.Work) -> None:
-        """The sends and receives begun since the batch opened (`InBatch`) run now, all under this Work."""
+        """The sends and receives begun since the batch opened (`InBatch`) run now, all with this Work."""
 
     def waits(self, on: dist.Work | torch.Tensor | None, limit: float = math.inf) -> None:
-        """A wait begins, of `limit` seconds at most: for a Work or a tensor, or, with None, DDP's for its
-        buckets.
+        """A wait begins, of at most `limit` seconds: for a Work, for a tensor, or, with None, DDP's wait for
+        its buckets.
         """
 
     def waited(self, work: dist.Work, start: float) -> None:
@@ -147,7 +146,7 @@ class Listener:
         """A wait for a Work raised; `waited` comes next."""
 
     def future_taken(self, work: dist.Work) -> None:
-        """Whoever took the future of this Work waits for that, not for the Work."""
+        """The program took this Work's future: it waits for the future, and not for the Work."""
 
     def waited_for_tensor(self, start: float) -> None:
         """A wait for the tensor of a functional collective is over."""
@@ -156,39 +155,39 @@ class Listener:
         """DDP's wait at the end of this backward is over: all its buckets have ended."""
 
     def passed_by(self, what: str) -> None:
-        """This process has sent or received something that no listener hears of."""
+        """This process has sent or received data without passing the interposer."""
 
     def barrier_failed(self) -> None:
         """A `monitored_barrier` raised: a connection of the group may be lost."""
 
 
 class Network(Protocol):
-    """An emulated network: it holds a collective back, so that it takes as long as on that network."""
+    """An emulated network: it delays each collective, so that it takes as long as on that network."""
 
-    late: int  # operations that it would have ended sooner than this machine did
-    failed: dict[dist.Work, Exception]  # of what was held back
+    late: int  # operations that took longer on this machine than on the emulated network
+    failed: dict[dist.Work, Exception]  # errors of delayed operations
     awaited_in_python: weakref.WeakSet[dist.Work]
 
     def come(self, name, group, members, me, root, tag, payload):
-        """This rank comes to a collective. payload: bytes. Returns a ticket, which `hold` takes."""
+        """This rank calls a collective. payload: bytes. Returns a ticket, which `hold` takes."""
 
     def hold(self, ticket, group, work, plain) -> dist.Work:
-        """A Work that ends when the network would have ended `work`. plain: the result of its future."""
+        """A Work that ends at the emulated time of `work`. plain: the result of its future."""
 
     def close(self) -> None:
-        """Let go of whatever is held back."""
+        """End all delays."""
 
 
 class Interposer:
-    """The one interposer of this process. `fabric`: the emulated network, if there is one; `inside`: whether
-    a collective is being issued, since some backends hold the caller until it has ended.
+    """The only interposer of this process. `fabric`: the emulated network, if there is one. `inside`: whether
+    a collective is being issued, since some backends block the caller until it has ended.
     """
 
     def __init__(self):
         self.axes, self.inside = Axes(), False
         self.fabric: Network | None = None
         self._listeners: list[Listener] = []
-        self._watched: set[int] = set()  # backwards whose end is being watched
+        self._watched: set[int] = set()  # backwards whose end will be noticed
         self.wait_for, self._future_of = dist.Work.wait, dist.Work.get_future
         self._thread = threading.local()
         self.beside: Beside | None = None
@@ -200,12 +199,12 @@ class Interposer:
 
     @property
     def is_capturing(self) -> bool:
-        """Whether a CUDA graph is captured: then nothing may be asked of a GPU."""
+        """Whether a CUDA graph is being captured: then the GPU must not be queried."""
         return self.beside is not None and self.beside.is_capturing
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """In this block, what this thread sends passes unseen, as if it were not sent."""
+        """In this block, listeners do not hear of what this thread sends."""
         self._thread.aside = True
         try:
             yield
@@ -217,19 +216,19 @@ class Interposer:
         return getattr(self._thread, "aside", False)
 
     def add(self, listener: Listener) -> None:
-        """Tell the listener of every collective from now on. With the first the interposer is installed."""
+        """Call the listener for every collective from now on. The first listener installs the interposer."""
         if not self._listeners:
             self._install()
         self._listeners.append(listener)
 
     def remove(self, listener: Listener) -> None:
-        """Tell the listener no more. Without listeners PyTorch is as it was."""
+        """Stop calling the listener. Without listeners PyTorch's operators are restored."""
         self._listeners.remove(listener)
         if not self._listeners:
             self._uninstall()
 
     def use(self, fabric: Network | None) -> None:
-        """Emulate this network from now on, and no other."""
+        """Emulate this network from now on; None: no network."""
         if self.fabric:
             self.fabric.close()
         self.fabric = fabric
@@ -277,14 +276,14 @@ class Interposer:
             whole: Any = args[at_whole] if at_whole is not None else None
             held = 0 if whole is None else nbytes(whole)
             root = None if at_root is None else args[at_root]
-            if root is not None and not 0 <= root < len(members):  # gloo would wait for it for ever
+            if root is not None and not 0 <= root < len(members):  # gloo would wait for this rank for ever
                 raise ValueError(nobody(name, me, root, len(members)))
             payload = held * len(members) if name in ("gather", "scatter") else held
             peer = root if name in ("send", "recv") else None
             axis, first = self.axes.name(group, name, peer), first_tensor(whole)
             backend, limit = pytorch_private.backend(group, None if first is None else first.device)
             milliseconds = args[at_limit] if at_limit < len(args) else kwargs.get("timeout", -1)
-            if milliseconds >= 0:  # of this call alone
+            if milliseconds >= 0:  # a timeout of this call alone
                 limit = min(limit, milliseconds / 1000)
             issued = Call(
                 op=name,
@@ -331,8 +330,8 @@ class Interposer:
         return counted
 
     def _batch_issued(self, group: dist.ProcessGroup, *device):
-        """Begin the sends of a batch together, with one Work, as PyTorch does, and tell the listeners."""
-        assert self._end_batch  # it is this that was replaced
+        """Begin the sends of a batch together, with one Work, as PyTorch does, and call the listeners."""
+        assert self._end_batch  # the function that was replaced
         work = self._end_batch(group, *device)
         if work is not None:
             self._tell("batch_begun", work)
@@ -346,7 +345,7 @@ class Interposer:
         self._tell("waits", work, math.inf if limit is None else limit.total_seconds())
         if self.fabric:
             self.fabric.awaited_in_python.add(work)
-            args, kwargs = (), {}  # a work that is held back knows no timeout of its own
+            args, kwargs = (), {}  # a delayed work has no timeout of its own
         try:
             ended = self.wait_for(work, *args, **kwargs)
             if self.fabric and (failure := self.fabric.failed.pop(work, None)):
@@ -370,8 +369,9 @@ class Interposer:
         return result
 
     def _watch_backward(self) -> None:
-        """DDP waits for its buckets in C++, in a callback at the end of backward. It puts that callback in
-        line after its last bucket, so one of ours is in line before it, and one that ours adds comes after.
+        """Notice the end of DDP's wait. DDP waits for its buckets in C++, in a callback at the end of
+        backward, which it queues after its last bucket. So a callback queued now runs before DDP's, and a
+        callback that this one queues runs after it.
         """
         task = pytorch_private.backward_under_way()
         if task in (-1, *self._watched):
@@ -400,16 +400,16 @@ def _held_back(fabric: Network, ticket, group: dist.ProcessGroup, work, result):
 
 
 def _by_autograd(caller) -> bool:
-    """True where C++ called in a backward: no Python stands between the engine and the collective. A GPU's
-    backward runs on a thread of the engine's, where there is none at all.
+    """Whether C++ called during a backward: no Python frame lies between autograd's engine and the
+    collective. A GPU's backward runs on a thread of the engine, without any Python frame.
     """
     return caller is None or caller.f_code.co_name == "_engine_run_backward"
 
 
 def _stand_in(name: str, tensor: torch.Tensor | None, backend: str) -> OnStream | InBatch | None:
-    """A stand-in for the Work of a collective that came back without one; None where it has ended."""
+    """A stand-in for the Work of a collective that returned none; None if the collective has ended."""
     if name in ("send", "recv"):
-        return InBatch()  # alone, a send has a Work in every backend
+        return InBatch()  # outside a batch, a send has a Work in every backend
     on = tensor.device if tensor is not None else devices.CPU
     return None if on.type == "cpu" and backend != "nccl" else OnStream(on)
 

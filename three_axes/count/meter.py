@@ -1,8 +1,9 @@
-"""Counting, on each rank: what PyTorch was asked to move, what left the process, and how long it waited.
+"""Counting, on each rank: what PyTorch was asked to send, what left the process, and how long the rank
+waited.
 
-A `Recorder` listens at the `interposer`, where every collective passes. A rank of a World has one;
-`three_axes.count` takes one to a script that knows nothing of either. A collective costs some tens of
-microseconds more.
+A `Recorder` listens at the `interposer`, which every collective passes. Each rank of a World has a recorder;
+`three_axes.count` adds one to a script, which needs no change. It makes a collective some tens of
+microseconds slower.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ from .moves import NEVER, Ahead, Channel, Moves, Operation, Waiting, anybodys
 from .operators import InBatch, OnStream, type_of
 from .report import CollectiveCount, Report
 
-BOX_BYTES = 4096  # the members of a group stand in it twice: some hundred fit
+BOX_BYTES = 4096  # the box names the members of a group twice: some hundred fit
 
 
 @dataclass(eq=False)
 class Issued:
-    """A collective that was begun, and for which nobody in Python has waited."""
+    """A collective that was begun, and for which no Python code has waited yet."""
 
     work: dist.Work | OnStream | InBatch
     row: CollectiveCount
     size: int  # bytes that it holds
     start: float
     operation: Operation
-    piece: int  # of memory, in which the result is
+    piece: int  # piece of memory that holds the result
     backward: int | None  # as in the call
     note: dict | None  # as written to the box
     ended: bool = False
 
     def has_ended(self) -> bool:
-        """True where the collective has ended. Once it has, PyTorch is not asked again: a call may begin
-        hundreds, and each looks at those before it.
+        """Whether the collective has ended. The answer is kept once it is True: a call may begin hundreds of
+        collectives, and each one checks those before it.
         """
         if not self.ended and not interposer.is_capturing:
             self.ended = self.work.is_completed()
@@ -58,20 +59,22 @@ class Issued:
 
 
 class Queue:
-    """What the host has begun on NCCL, and the GPU has not completed: the host does not wait for it."""
+    """Collectives that the host has begun on NCCL and the GPU has not completed; the host does not wait."""
 
     def __init__(self):
         self._begun, self._open = 0, deque[Issued]()
 
     def add(self, issued: Issued) -> None:
-        """One more is begun."""
+        """Add a collective that has begun."""
         self._begun += 1
         self._open.append(issued)
         while self._open and self._open[0].has_ended():
             self._open.popleft()
 
     def now(self) -> Ahead:
-        """How far host and GPU are. An order of two streams may let a later one be complete before."""
+        """How far host and GPU are. With two streams, a later collective may complete before an
+        earlier one.
+        """
         begun, open_ = self._begun, [issued for issued in list(self._open) if not issued.has_ended()]
         oldest = open_[0].note if open_ else None
         return Ahead(begun, begun - len(open_), oldest)
@@ -80,9 +83,9 @@ class Queue:
 class Recorder(Listener):
     """Counts this rank's collectives from `start()` to `stop()`.
 
-    With `on` false it leaves PyTorch alone and counts nothing. box: descriptor of a small file that outlives
-    this process, to which the last collective is written: when gloo aborts the process, somebody else can
-    still read what it was doing. spans: how many waits and collectives to keep with their times.
+    With `on` false it does not touch PyTorch and counts nothing. box: descriptor of a small file that
+    outlives this process, to which the last collective is written: if gloo aborts the process, another
+    process can read what it was doing. spans: how many waits and collectives to keep with their times.
     """
 
     def __init__(self, box: int | None = None, on: bool = True, spans: int = 1_000_000):
@@ -92,15 +95,15 @@ class Recorder(Listener):
         self.moves.forbids = lambda: interposer.beside.forbids() if interposer.beside else ""
         self._thread = threading.local()  # begins: the operation that is being issued
         self.last: dict | None = None  # the collective issued last, as written to the box
-        self._looked: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # whose connections are known
-        self.watch: Callable[[Call], None] | None = None  # told of each collective before it begins
-        self.queue: Queue | None = None  # of the GPU, where somebody asks for it
+        self._looked: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # groups with known connections
+        self.watch: Callable[[Call], None] | None = None  # called with each collective before it begins
+        self.queue: Queue | None = None  # collectives on the GPU; set if a watch needs it
         if on:
             interposer.add(self)
         self.start()
 
     def close(self) -> None:
-        """Leave PyTorch alone from now on."""
+        """Restore PyTorch's operators, and listen no more."""
         if self.on:
             interposer.remove(self)
             self.counter.close()
@@ -111,23 +114,24 @@ class Recorder(Listener):
         self._open: list[Issued] = []
         self._since_quiet: list[CollectiveCount] = []
         self._in_flight = self._peak = self._number = self._forgotten = 0
-        # Of the forgotten, those for whom somebody still may wait: who keeps them in a list waits late.
+        # Collectives whose Work was dropped but may still be waited for, because the caller kept it in a
+        # list.
         self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._by_future: weakref.WeakSet[dist.Work] = weakref.WeakSet()
-        self._ended_tensors: set[int] = set()  # the same of functional collectives: pieces of their results
-        self._receives: Counter[Channel] = Counter()  # begun, in the channel of those from anybody
-        # What somebody has waited for in vain, perhaps until a limit: its connection may be lost.
+        self._ended_tensors: set[int] = set()  # the same for functional collectives: memory of their results
+        self._receives: Counter[Channel] = Counter()  # receives from any rank that were begun, by channel
+        # Works for which a wait failed, perhaps by a limit: their connection may be lost.
         self._given_up: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self.has_failed = False
         self.last = self.watch = None
         self._awaited: CollectiveCount | None = None
-        self._awaited_for: list[Issued] = []  # what gave the tensor that is waited for
+        self._awaited_for: list[Issued] = []  # the collectives that made the tensor that is waited for
         self.spans: list[Span] = []
         self.streams: list[Span] = []
         self.levels: list[tuple[float, int]] = []
         if interposer.fabric:
             interposer.fabric.late = 0
-        self._unseen = not wire.available  # whether bytes moved that the operating system does not count
+        self._unseen = not wire.available  # whether bytes were sent that the operating system does not count
         self.counter.forget()
         self._before = self.counter.read()
         self._settled = sum(self._before.values())
@@ -135,8 +139,8 @@ class Recorder(Listener):
             os.pwrite(self.box, bytes(BOX_BYTES), 0)
 
     def look(self, group: dist.ProcessGroup | None) -> None:
-        """Look at the sockets anew. A new group opens connections and sends bytes to greet its ranks, which
-        belong to no collective.
+        """Read the sockets again. A new group opens connections and sends bytes to set them up, which belong
+        to no collective.
         """
         if self.on and group is not None and group not in self._looked:
             self._looked.add(group)
@@ -145,8 +149,8 @@ class Recorder(Listener):
             self._settled += self.counter.total() - before
 
     def finish(self) -> None:
-        """Wait for what was begun and never waited for: left alone, it would meet the next call's
-        collectives. Raises what PyTorch raises where the wait is cut short, for it may never end.
+        """Wait for collectives that were begun and never waited for, so that they do not overlap the next
+        call's. Raises PyTorch's exception if a wait is interrupted, for a wait may never end.
         """
         for issued in list(self._open):
             if issued.work not in self._given_up and not issued.has_ended():
@@ -155,7 +159,7 @@ class Recorder(Listener):
                 self.moves.go_on()
 
     def stop(self) -> Report:
-        """What was counted since `start()`; with `on` false only spans and levels. It waits for nothing."""
+        """What was counted since `start()`; with `on` false only spans and levels. Does not wait."""
         if not self.on:
             return Report(spans=self.spans, levels=self.levels)
         under_way = sum(not issued.has_ended() for issued in self._open)
@@ -179,18 +183,18 @@ class Recorder(Listener):
         )
 
     def keep(self, span: Span) -> None:
-        """Add to the spans, as long as there is room."""
+        """Keep a span if there is room."""
         if len(self.spans) < self.most_spans:
             self.spans.append(span)
 
     def counted_so_far(self) -> list[CollectiveCount]:
-        """A copy of the rows as they are now. What is not known of the wire by now is None, never 0."""
+        """A copy of the rows as they are now. Bytes on the wire that are not known yet are None, never 0."""
         self._quiet()
         waiting = set(map(id, self._since_quiet))
         return [replace(row, wire=None) if id(row) in waiting else copy(row) for row in self.rows.values()]
 
     def calm(self) -> bool:
-        """True where no collective is under way."""
+        """Whether no collective is under way."""
         return all(issued.has_ended() for issued in self._open)
 
     def pending(self) -> dict | None:
@@ -202,10 +206,10 @@ class Recorder(Listener):
         return (awaited or list(notes.values())[-1:] or [None])[0]
 
     def not_waited(self) -> int:
-        """The number of collectives begun whose end nobody in Python has waited for."""
+        """The number of collectives that were begun and for which no Python code has waited."""
         return len(self._alone()) + self._forgotten
 
-    # -- what the interposer tells ----------------------------------------------------------
+    # -- called by the interposer -----------------------------------------------------------
 
     def begins(self, call: Call) -> None:
         """Count the call in its row, give it a number in its channel, and write it to the box."""
@@ -219,7 +223,7 @@ class Recorder(Listener):
         if call.first is not None:
             row.types.add(type_of(call.first))
         if call.first is not None and call.first.device.type != "cpu":
-            row.wire, self._unseen = None, True  # NCCL moves these, past the operating system's counters
+            row.wire, self._unseen = None, True  # the operating system does not count NCCL's bytes
         elif row not in self._since_quiet:
             self._since_quiet.append(row)
         channel, brought = call.channel, call.brought
@@ -232,13 +236,13 @@ class Recorder(Listener):
             self._note(call, operation, brought, self.box)
         if self.watch:
             self.watch(call)
-        self._thread.issued_at = time.monotonic()  # before PyTorch has it: from then on other ranks may go on
+        self._thread.issued_at = time.monotonic()  # before PyTorch has it: then other ranks may continue
 
     def begun(self, call: Call, work: dist.Work | OnStream | InBatch) -> None:
-        """Keep the collective among the open ones, until somebody has waited or it is seen to have ended."""
+        """Keep the collective among the open ones, until a wait for it ends, or it is found to have ended."""
         self._peak = max(self._peak, self._in_flight + call.size)
         row, piece = self.rows[call.op, call.axis], _piece(call.gives)
-        self._ended_tensors.discard(piece)  # memory is used again: what was there is gone
+        self._ended_tensors.discard(piece)  # this memory is used again, so its former tensor is freed
         operation: Operation = self._thread.begins
         since = self._thread.issued_at
         issued = Issued(work, row, call.size, since, operation, piece, call.backward, self.last)
@@ -250,7 +254,7 @@ class Recorder(Listener):
         self._in_flight += call.size
 
     def refused(self, call: Call) -> None:
-        """Take the call's number back. Its row has counted the call all the same."""
+        """Take back the call's number. Its row keeps counting the call."""
         self.moves.take_back(call.channel)
 
     def batch_begun(self, work: dist.Work) -> None:
@@ -260,7 +264,7 @@ class Recorder(Listener):
                 issued.work = work
 
     def waits(self, on: dist.Work | torch.Tensor | None, limit: float = NEVER) -> None:
-        """Note what this rank stands in; for a tensor of unknown origin, one of all that is under way."""
+        """Note what blocks this rank; for a tensor of unknown origin, one of all open collectives."""
         if on is None or isinstance(on, torch.Tensor):
             begun = [issued for issued in self._open if not issued.has_ended()]
             piece = _piece(on)
@@ -274,9 +278,9 @@ class Recorder(Listener):
             begun = known = [issued for issued in self._open if issued.work is on]
         if begun:
             operations = tuple(self._awaited_now(issued, limit) for issued in known or begun)
-            if on is None:  # before and after DDP waits, calls of the reader's may run here
+            if on is None:  # before and after DDP's wait, calls of the reader may run here
                 self.moves.stand(lambda: Waiting(operations if threads.is_in_backward() else (), False))
-            else:  # several, where a program has put results of several into one piece of memory
+            else:  # several, if a program has put several results into one piece of memory
                 every = len(known) == 1 or isinstance(on, dist.Work)
                 self.moves.stand(partial(Waiting, operations, every))
 
@@ -284,15 +288,15 @@ class Recorder(Listener):
         operation = issued.operation._replace(limit=min(issued.operation.limit, limit))
         if operation.channel.kind != "recv_any" or self.has_failed:
             return operation
-        begun = self._receives[operation.channel]  # read before the open ones: each is among them first
+        begun = self._receives[operation.channel]  # read before `_open`, to which each is added first
         others = (one for one in self._open if one is not issued and _is_receive(one.operation.channel))
         is_known = all(one.has_ended() for one in others)
         return operation._replace(received=begun - 1) if is_known else operation
 
     def waited(self, work: dist.Work, start: float) -> None:
-        """Add the seconds to the row, and close what the Work was of. An unknown Work was closed before."""
+        """Add the seconds to the row, and close the Work's collectives. An unknown Work was closed before."""
         self.moves.go_on()
-        if awaited := [issued for issued in self._open if issued.work is work]:  # several, of a batch
+        if awaited := [issued for issued in self._open if issued.work is work]:  # several for a batch
             self._waited(awaited[0].row, start)
             self._in_flight -= sum(issued.size for issued in awaited)
             self._close(awaited)
@@ -300,21 +304,21 @@ class Recorder(Listener):
             self._remembered(work)
 
     def failed(self, work: dist.Work) -> None:
-        """Note that a wait for it raised."""
+        """Note that a wait for this Work raised."""
         self.has_failed = True
         self._given_up.add(work)
 
     def future_taken(self, work: dist.Work) -> None:
-        """No longer count this Work among those that nobody waits for."""
+        """No longer count this Work among those for which nobody waits."""
         self._by_future.add(work)
         self._remembered(work)
 
     def waited_for_tensor(self, start: float) -> None:
-        """Add the seconds to the row, and close the collectives that gave this tensor."""
+        """Add the seconds to the row, and close the collectives that made this tensor."""
         self.moves.go_on()
         if self._awaited:
             self._waited(self._awaited, start)
-        for issued in self._awaited_for:  # gloo's functional reduce-scatter never says that it has ended
+        for issued in self._awaited_for:  # gloo's functional reduce-scatter never reports its end
             issued.ended = True
             self._in_flight -= issued.size
         self._close(self._awaited_for)
@@ -322,12 +326,12 @@ class Recorder(Listener):
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
     def waited_for_ddp(self, start: float, backward: int) -> None:
-        """Add the seconds to the first bucket's row, and take all of this backward as ended."""
+        """Add the seconds to the first bucket's row, and close all buckets of this backward."""
         self.moves.go_on()
         buckets = [issued for issued in self._open if issued.backward == backward]
-        if buckets:  # all had to end, and it is not known which did last
+        if buckets:  # all had to end, and which ended last is not known
             self._waited(buckets[0].row, start)
-        for issued in buckets:  # gloo ends the future, for which DDP waits, a moment before the Work
+        for issued in buckets:  # gloo completes the future, for which DDP waits, just before the Work
             issued.ended = True
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
@@ -336,33 +340,35 @@ class Recorder(Listener):
         self.has_failed = True
 
     def passed_by(self, what: str) -> None:
-        """From here on, nothing is proven of this rank in this call."""
+        """From here on, prove nothing about this rank in this call."""
         self.moves.blind = what
 
     def _under_way(self) -> tuple[Operation, ...]:
         return tuple(issued.operation for issued in list(self._open) if not issued.has_ended())
 
     def _remembered(self, work: dist.Work) -> None:
-        """Somebody waits late."""
+        """A wait for a dropped Work begins."""
         if work in self._ended:
             self._ended.discard(work)
             self._forgotten -= 1
 
     def _alone(self) -> list[Issued]:
-        """The open collectives for which nobody waits, nor for a future of theirs."""
+        """The open collectives for which nobody waits, not even for a future of theirs."""
         return [issued for issued in self._open if issued.work not in self._by_future]
 
     # -- its books ---------------------------------------------------------------------
 
     def _close(self, ended: list[Issued], keep: bool = False) -> None:
-        """Note that these collectives have ended. keep: they stay among the open, since nobody has waited."""
+        """Note that these collectives have ended. keep: leave them among the open, since nobody has
+        waited.
+        """
         now = time.monotonic()
         for issued in ended:
             if issued.start and len(self.streams) < self.most_spans:
                 self.streams.append(Span("comm", f"{issued.row.op} {issued.row.axis}", issued.start, now))
             issued.start = 0.0
         if not keep:
-            for issued in list(ended):  # one by one: another thread may add to them meanwhile
+            for issued in list(ended):  # one by one, because another thread may add to them at the same time
                 with suppress(ValueError):
                     self._open.remove(issued)
 
@@ -380,7 +386,7 @@ class Recorder(Listener):
             "brought": brought,
             "at": time.monotonic(),
             "peer": call.root,
-            # whom this rank cannot go on without
+            # the ranks without which this rank cannot continue
             "needs": call.members if peer is None else [call.members[peer]],
             "shape": None if tensor is None else list(tensor.shape),
             "dtype": None if tensor is None else type_of(tensor),
@@ -389,7 +395,7 @@ class Recorder(Listener):
         os.pwrite(box, json.dumps(self.last).encode()[:BOX_BYTES].ljust(BOX_BYTES, b"\0"), 0)
 
     def _quiet(self) -> None:
-        """Where nothing is under way, credit the bytes sent so far to what was."""
+        """If nothing is under way, assign the bytes sent so far to the collectives that were."""
         if self.calm():
             forgotten = self._alone()
             self._forgotten += len(forgotten)
@@ -400,11 +406,11 @@ class Recorder(Listener):
             self._settle()
 
     def _settle(self, is_calm: bool = True) -> None:
-        """Credit the bytes since the last quiet moment.
+        """Assign the bytes since the last quiet moment.
 
-        Collectives that overlapped cannot be told apart on the wire: where they were of
-        one kind the row is exact, where not each row says n/a and only the total is known.
-        So does a row of which something is still under way.
+        The bytes of collectives that overlapped cannot be separated: if these were of one kind, the row is
+        exact; if not, each row says n/a and only the total is known. The same holds for a row with a
+        collective that is still under way.
         """
         total = self.counter.total()
         is_known = wire.available and is_calm and len(self._since_quiet) == 1
@@ -416,7 +422,7 @@ class Recorder(Listener):
     def _waited(self, row: CollectiveCount, start: float) -> None:
         end = time.monotonic()
         row.waited += end - start
-        if end - start > 1e-4:  # less would not be seen
+        if end - start > 1e-4:  # a shorter span would not be visible
             self.keep(Span("wait", f"{row.op} {row.axis}", start, end))
 
 
@@ -425,6 +431,6 @@ def _is_receive(channel: Channel) -> bool:
 
 
 def _piece(tensor: torch.Tensor | None) -> int:
-    if tensor is None or tensor.is_sparse:  # which lies in several
+    if tensor is None or tensor.is_sparse:  # a sparse tensor lies in several pieces
         return 0
     return pytorch_private.piece_of(tensor.untyped_storage())

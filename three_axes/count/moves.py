@@ -1,8 +1,8 @@
-"""What a rank has begun and what it stands in, so that ranks can be held against each other.
+"""What a rank has begun and what blocks it, so that ranks can be compared.
 
-Operations are matched by number: the third collective of a group is everybody's third, the third message of
-a rank to another, in a group and with a tag, is what the other receives third. So it is enough to count them,
-in channels. `deadlock` reads what is noted here.
+Operations are matched by number. The third collective of a group is the third on every rank. The third
+message from one rank to another, in a group and with a tag, is the third that the other receives. So it is
+enough to count them, in channels. `deadlock` reads these counts.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import NamedTuple
 
 from .threads import Before
 
-KEPT_FIRST = 200  # of each channel, for a comparison when the call has ended
-KEPT_LAST = 8  # for one while it stands still
-PATIENT = 60.0  # seconds: a program may count on a limit that is shorter
+KEPT_FIRST = 200  # operations of each channel, for a comparison after the call
+KEPT_LAST = 8  # operations of each channel, for a comparison while the call is blocked
+PATIENT = 60.0  # seconds: a program may rely on a timeout that is shorter
 NEVER = float("inf")
 
 
 class Channel(NamedTuple):
-    """Operations that are matched by their number. kind: collective, send or recv; 'recv_any' of messages
-    that may come from anybody. Ranks are numbered as the world does.
+    """Operations that are matched by their number. kind: collective, send or recv; 'recv_any' for receives
+    from any rank. Ranks have the world's numbers.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class Channel(NamedTuple):
 
 
 def sides_of(channel: Channel) -> dict[int, Channel]:
-    """Rank -> the channel in which it counts its side of this one's operations."""
+    """Rank -> the channel in which that rank counts its side of this channel's operations."""
     if channel.kind == "collective":
         return dict.fromkeys(channel.members, channel)
     receives = "recv_any" if channel.kind == "recv_any" else "recv"
@@ -46,13 +46,13 @@ def sides_of(channel: Channel) -> dict[int, Channel]:
 
 
 def anybodys(channel: Channel) -> Channel:
-    """The channel in which the target of this one's messages receives such from anybody."""
+    """The channel in which the target of these messages receives messages from any rank."""
     return channel._replace(kind="recv_any", source=None)
 
 
 def from_anybody(channel: Channel, begun: Sequence[Mapping[Channel, Begun]]) -> bool:
-    """Whether the target of a message also takes some from anybody: then it is not known which of its
-    messages are this channel's. begun[r]: what rank r has begun.
+    """Whether the target of a message also receives messages from any rank: then it is not known which of its
+    receives belong to this channel. begun[r]: what rank r has begun.
     """
     return channel.target is not None and anybodys(channel) in begun[channel.target]
 
@@ -60,20 +60,22 @@ def from_anybody(channel: Channel, begun: Sequence[Mapping[Channel, Begun]]) -> 
 def brought_to(
     channel: Channel, number: int, begun: Sequence[Mapping[Channel, Begun]]
 ) -> dict[int, str | None]:
-    """What each side has brought to one operation, in words; None where it has not begun, or was not kept."""
+    """A description of what each rank passed to one operation; None if it has not begun, or was not kept."""
     return {r: begun[r].get(its, Begun()).brought(number) for r, its in sides_of(channel).items()}
 
 
 @dataclass
 class Begun:
-    """What was begun in one channel: how often, and what was brought, in words."""
+    """What was begun in one channel: how often, and descriptions of what was passed."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
     last: deque[tuple[int, str]] = field(default_factory=partial(deque, maxlen=KEPT_LAST))  # with numbers
 
     def brought(self, number: int) -> str | None:
-        """What was brought to the operation of this number, from 1; None where it was not kept."""
+        """The description of what was passed to the operation of this number, from 1; None if it
+        was not kept.
+        """
         if number <= len(self.first):
             return self.first[number - 1]
         return next((brought for its, brought in self.last if its == number), None)
@@ -85,15 +87,15 @@ class Operation(NamedTuple):
     channel: Channel
     number: int  # in its channel, from 1
     needs: tuple[int, ...]  # ranks that must have begun their side before this one can leave
-    limit: float = NEVER  # seconds after which it fails by itself, where somebody has set a limit
-    marked: bool = True  # as gloo does, that a message of one kind of collective never meets another kind's
-    # Of a receive from anybody: the messages that the rank had received before it, where that is known.
+    limit: float = NEVER  # seconds after which it fails by itself, if a limit is set
+    marked: bool = True  # as in gloo: messages of one kind of collective are never matched with another's
+    # For a receive from any rank: the number of messages that the rank had received before, if known.
     received: int | None = None
 
 
 class Waiting(NamedTuple):
-    """What a rank's main thread waits for. every: all the operations must end before it goes on, else one of
-    them, and it is not known which.
+    """What a rank's main thread waits for. every: whether all the operations must end before it continues; if
+    not, one of them must, and which one is not known.
     """
 
     operations: tuple[Operation, ...]
@@ -102,7 +104,7 @@ class Waiting(NamedTuple):
 
 class Ahead(NamedTuple):
     """How many collectives a rank's host has begun on NCCL, how many of these its GPU has completed, and the
-    oldest that it has not, as written to the box.
+    oldest one that it has not completed, as written to the box.
     """
 
     begun: int
@@ -111,13 +113,13 @@ class Ahead(NamedTuple):
 
 
 class Look(NamedTuple):
-    """One rank at one moment.
+    """The state of one rank at one moment.
 
-    moves: two looks with the same saw the rank still, all the time between them. stands: what its main thread
-    waits for, in a wait of ours; None where it is anywhere else. ended: it has ended the call, and runs no
-    more of the reader's code. begun, open: all that the rank has begun, and what of it has not ended beside
-    what it waits for; both are empty of a rank that is elsewhere. why: what it has that forbids a proof, in
-    words; '' where nothing does.
+    moves: a counter. If two looks have the same number, the rank did nothing in between. stands: what its
+    main thread waits for, if the wait passes the interposer; None if it is anywhere else. ended: whether it
+    has ended the call, and runs no more of the reader's code. begun: all operations that the rank has begun;
+    open: those that have not ended, except the ones it waits for; both are empty for a rank that is
+    elsewhere. why: a description of what forbids a proof; '' if nothing does.
     """
 
     moves: int
@@ -133,33 +135,35 @@ class Look(NamedTuple):
 
 
 def _is_main() -> bool:
-    """To ask for `current_thread` in gloo's would have Python take that for one of its own from then on."""
+    """Whether this is the main thread. (In a thread of gloo's, `current_thread` would register it
+    in Python.)
+    """
     return threading.get_ident() == threading.main_thread().ident
 
 
 class Moves:
-    """This rank's, in one call. before: what runs beside that is not the reader's."""
+    """This rank's operations in one call. before: what ran before that is not the reader's."""
 
     def __init__(self):
         self._count = itertools.count(1)
-        self._moves = 0  # one number is never taken twice, whichever threads move at once
+        self._moves = 0  # each movement gets a new number, even if threads move at the same time
         self.before = Before()
-        self.open: Callable[[], tuple[Operation, ...]] = tuple  # what has not ended
-        self.forbids: Callable[[], str] = str  # why nothing can be proven, by what passes no operator
+        self.open: Callable[[], tuple[Operation, ...]] = tuple  # the operations that have not ended
+        self.forbids: Callable[[], str] = str  # what forbids a proof, without passing an operator
         self.start()
 
     def start(self) -> None:
         """Forget all that was begun: a new call starts."""
         self.begun: dict[Channel, Begun] = {}
-        self._stands: Callable[[], Waiting] | None = None  # what the main thread waits for, when asked
-        self.blind = ""  # what the program did past our sight, in words
+        self._stands: Callable[[], Waiting] | None = None  # returns what the main thread waits for
+        self.blind = ""  # a description of what the program did without passing the interposer
         self._moved()
 
     def _moved(self) -> None:
         self._moves = next(self._count)
 
     def begin(self, channel: Channel, brought: str) -> int:
-        """Note an operation before it begins, so that nobody can see its end first. Returns its number."""
+        """Note an operation before it begins, so that its end is never noted first. Returns its number."""
         self._moved()
         begun = self.begun.setdefault(channel, Begun())
         begun.count += 1
@@ -178,24 +182,24 @@ class Moves:
         begun.count -= 1
 
     def stand(self, waits: Callable[[], Waiting]) -> None:
-        """This thread waits from here on, for what `waits` gives when asked: that may change."""
+        """This thread waits from now on. waits: returns for what, which may change."""
         self._moved()
         if _is_main():
             self._stands = waits
 
     def go_on(self) -> None:
-        """This thread waits no longer."""
+        """This thread does not wait any more."""
         self._moved()
         if _is_main():
             self._stands = None
 
     def awaited(self) -> tuple[Operation, ...]:
-        """What the main thread waits for."""
+        """The operations that the main thread waits for."""
         stands = self._stands
         return stands().operations if stands else ()
 
     def why(self, is_placed: bool = False) -> str:
-        """What this rank has that forbids a proof now, in words; '' where nothing does."""
+        """A description of what forbids a proof about this rank now; '' if nothing does."""
         if self.blind:
             return self.blind
         if any(operation.limit < PATIENT for operation in (*self.awaited(), *self.open())):
@@ -203,10 +207,10 @@ class Moves:
         return self.forbids() or self.before.since(is_placed)
 
     def look(self, ended: bool = False) -> Look | None:
-        """This rank now; None where it moved meanwhile. ended: as of a look."""
+        """The state of this rank now; None if it moved meanwhile. ended: as in `Look`."""
         before, stands = self._moves, self._stands
         waiting = stands() if stands else None
-        if not ended and not (waiting and waiting.operations):  # all that it waited for has ended
+        if not ended and not (waiting and waiting.operations):  # all operations that it waited for have ended
             return Look(before)
         awaited = {operation[:2] for operation in waiting.operations} if waiting else ()
         beside = tuple(operation for operation in self.open() if operation[:2] not in awaited)

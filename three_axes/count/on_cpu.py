@@ -1,8 +1,8 @@
 """`--cpu`: a script that names CUDA runs on processors, one "GPU" a rank.
 
-It asks for devices in three ways: it names one ("cuda:0", a number), it asks PyTorch about one, and it uses
-what only GPUs have (streams, pinned memory, NCCL). The first is translated wherever an argument is a device,
-the second is answered, and of the third what changes no number does nothing. The rest is refused.
+Such a script uses devices in three ways. It names a device ("cuda:0", a number): each argument that is a
+device is translated. It asks PyTorch about a device: the question is answered. It uses what only GPUs have
+(streams, pinned memory, NCCL): what changes no number does nothing, and the rest is refused.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ NAME = "a processor, as three-axes --cpu plays it"
 
 
 class Devices(TorchFunctionMode):
-    """In every call of PyTorch, a CUDA device among the arguments is the processor."""
+    """In every call of PyTorch, replace a CUDA device among the arguments by the processor."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return func(*map(_here, args), **{k: _here(v, k == "device") for k, v in (kwargs or {}).items()})
 
 
 def play() -> None:
-    """Play CUDA on processors from now on, for this whole process. `CHANGES` tells what is other than on
+    """Emulate CUDA on processors from now on, for this whole process. `CHANGES` lists the differences from
     GPUs.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -78,7 +78,7 @@ CHANGES = (
 
 
 def _answers() -> tuple[tuple[object, dict], ...]:
-    """(module or class of PyTorch, name in it -> what takes the place of what the name is)."""
+    """(module or class of PyTorch, name in it -> its replacement)."""
     return (
         (torch.cuda, _CUDA_ANSWERS),
         (torch.cuda.memory, _MEMORY),
@@ -93,7 +93,7 @@ def _answers() -> tuple[tuple[object, dict], ...]:
 
 
 def _here(value, number: bool = False):
-    """The processor for a CUDA device, and where a number is a device; anything else as it is."""
+    """The processor for a CUDA device (or for a number, if `number`); any other value unchanged."""
     if isinstance(value, torch.device):
         return torch.device("cpu") if value.type == "cuda" else value
     is_one = isinstance(value, str) and _CUDA.fullmatch(value)
@@ -105,13 +105,13 @@ def _itself(tensor: torch.Tensor, *_, **__) -> torch.Tensor:
 
 
 def _to_gpu(tensor: torch.Tensor, *_, **__) -> torch.Tensor:
-    """A copy, as a GPU's is: what is written to the one leaves the other alone."""
+    """A copy, as on a GPU: writing to one leaves the other unchanged."""
     return tensor.clone()
 
 
 def _translate(args, kwargs) -> tuple[list, dict]:
-    """The arguments with the processor for CUDA devices. A number is a device where it is the first argument,
-    or a method's first.
+    """The arguments with the processor in place of CUDA devices. A number is a device if it is the first
+    argument, or a method's first.
     """
     named = {name: _here(value, name == "device") for name, value in kwargs.items()}
     return [_here(value, i < 2) for i, value in enumerate(args)], named
@@ -137,7 +137,7 @@ def _moving(to):
 
 
 def _edited(call, edit):
-    """The function, called with its arguments as `edit` leaves them, by name."""
+    """The function, called with the arguments that `edit` returns, by name."""
     signature = inspect.signature(call)
 
     @wraps(call)
@@ -157,7 +157,7 @@ def _no_gpu(given: dict) -> None:
 
 
 def _average(given: dict) -> None:
-    """Divide each rank's part and ask for a sum, since gloo cannot average."""
+    """Divide each rank's part and request a sum, because gloo cannot average."""
     if given.get("op") == dist.ReduceOp.AVG:
         given["op"], size = dist.ReduceOp.SUM, dist.get_world_size(given.get("group"))
         if "tensor" in given:
@@ -168,8 +168,8 @@ def _average(given: dict) -> None:
 
 
 def _giving_future(get_future):
-    """`Work.get_future` that also answers for gloo's reduce-scatter, which has no future: its end is waited
-    for, and a future that has ended is returned.
+    """`Work.get_future` that also works for gloo's reduce-scatter, which has no future: wait for its end, and
+    return a future that is done.
     """
 
     @wraps(get_future)
@@ -183,7 +183,7 @@ def _giving_future(get_future):
         future: torch.futures.Future = torch.futures.Future()
         try:
             future.set_result(work.result())
-        except RuntimeError:  # nor does it say what it gave
+        except RuntimeError:  # the Work does not return its result either
             future.set_result([])
         return future
 
@@ -196,7 +196,7 @@ def _load_here(given: dict) -> None:
 
 
 def _own(answer):
-    """A function for this name alone: Dynamo lists PyTorch's functions, and takes no two names of one."""
+    """A separate function for each name: Dynamo lists PyTorch's functions, and refuses two names of one."""
     return lambda *args, **kwargs: answer(*args, **kwargs)
 
 
@@ -209,7 +209,7 @@ def _nothing(*_, **__) -> None:
 
 
 class Generator(torch.Generator):
-    """torch.Generator on the processor, also where a CUDA device is named."""
+    """torch.Generator on the processor, even if a CUDA device is named."""
 
     def __new__(cls, device="cpu"):
         """device: a name, a torch.device, or the number of a GPU."""
@@ -217,7 +217,7 @@ class Generator(torch.Generator):
 
 
 class Stream:
-    """torch.cuda.Stream that does nothing: everything of a processor is in order already."""
+    """torch.cuda.Stream that does nothing: operations of a processor run in order anyway."""
 
     cuda_stream, device = 0, torch.device("cpu")
 
@@ -244,7 +244,7 @@ class Stream:
 
 
 class Event:
-    """torch.cuda.Event, by this process's clock, since nothing runs behind its back."""
+    """torch.cuda.Event with this process's clock, because nothing runs asynchronously."""
 
     def __init__(self, *_, **__):
         self.at = 0.0
@@ -254,7 +254,7 @@ class Event:
         self.at = time.perf_counter()
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from this event to `end`, as CUDA's gives them."""
+        """Milliseconds from this event to `end`, like CUDA's."""
         return 1e3 * (end.at - self.at)
 
     query = Stream.query
@@ -269,7 +269,7 @@ def _refused(*_, **__) -> NoReturn:
 
 
 class Graph:
-    """torch.cuda.CUDAGraph, which scripts may name and none can make."""
+    """torch.cuda.CUDAGraph: scripts may name it, but cannot make one."""
 
     def __init__(self, *_, **__):
         _refused()
@@ -292,7 +292,7 @@ def _part_of_memory(*_) -> int:
 
 
 def _seed(seed: int) -> None:
-    """Seed the processor's generator, not by `torch.manual_seed`, which calls this."""
+    """Seed the processor's generator without `torch.manual_seed`, which calls this function."""
     torch.default_generator.manual_seed(seed)
 
 

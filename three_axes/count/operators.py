@@ -1,4 +1,4 @@
-"""PyTorch's operators for collectives, and what their arguments and results say."""
+"""PyTorch's operators for collectives, and the meaning of their arguments and results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPERATORS = {
     "alltoall_base_": ("all_to_all", 2, 1, None),
     "broadcast_": ("broadcast", 1, 0, 2),
     "reduce_": ("reduce", 1, 0, 3),
-    "gather_": ("gather", 2, 1, 3),  # the whole list exists at the root only: counted as n inputs
+    "gather_": ("gather", 2, 1, 3),  # only the root has the whole list: it is counted as n inputs
     "scatter_": ("scatter", 2, 0, 3),
     "barrier": ("barrier", 1, None, None),
     "send": ("send", 1, 0, 2),
@@ -32,7 +32,7 @@ OPERATORS = {
 }
 
 TAGS = {"send": 3, "recv_": 3, "recv_any_source_": 2}  # c10d operator -> the argument with the tag
-# c10d operator -> the argument that says how numbers are reduced
+# c10d operator -> the argument with the reduction
 REDUCES = {
     "allreduce_": 2,
     "allreduce_coalesced_": 2,
@@ -44,15 +44,16 @@ REDUCES = {
 
 
 def reduction(operator: str, args) -> str:
-    """The reduction of a call: 'sum', 'max' and so on; '' where nothing is reduced."""
+    """The reduction of a call: 'sum', 'max' and so on; '' for a call without one."""
     if operator not in REDUCES:
         return ""
     return dist.ReduceOp.RedOpType(args[REDUCES[operator]].op()).name.lower()
 
 
 def must_send(operator: str, args, payload: float, n: int, me: int, root: int) -> float:
-    """Bytes that rank `me` of n must send by the book; for an uneven all-to-all, by its own split sizes. Of a
-    sparse tensor each rank gathers what all have, and adds it by itself; it is taken for as long on each.
+    """Bytes that rank `me` of n must send by the formula; for an uneven all-to-all, by its own split sizes.
+    For a sparse tensor, each rank gathers all parts and adds them itself; all parts are assumed to be equally
+    long.
     """
     if operator == "alltoall_base_" and (splits := args[4]):
         return payload * (1 - splits[me] / max(1, sum(splits)))
@@ -62,9 +63,9 @@ def must_send(operator: str, args, payload: float, n: int, me: int, root: int) -
 
 
 class OnStream:
-    """Stands for the Work that NCCL does not return for a synchronous collective (since PyTorch 2.8).
+    """A stand-in for the Work that NCCL does not return for a synchronous collective (since PyTorch 2.8).
 
-    It has ended when the GPU has come to this place of its stream.
+    It has ended when the GPU has reached this point of its stream.
     """
 
     def __init__(self, device: torch.device):
@@ -72,25 +73,25 @@ class OnStream:
         self._event.record(torch.cuda.current_stream(device))
 
     def is_completed(self) -> bool:
-        """True where the GPU has come to that place. Does not wait."""
+        """Whether the GPU has reached that point. Does not wait."""
         return self._event.query()
 
     def wait(self) -> None:
-        """Block this thread until the GPU has come there."""
+        """Block this thread until the GPU has reached that point."""
         self._event.synchronize()
 
 
 class InBatch:
-    """Stands for the Work of a send or receive until its batch has been issued whole: NCCL begins with none
-    before.
+    """A stand-in for the Work of a send or receive until its whole batch is issued: NCCL begins none of them
+    earlier.
     """
 
     def is_completed(self) -> bool:
-        """Always False: an issued batch puts its own Work in this one's place."""
+        """Always False: when the batch is issued, its own Work replaces this one."""
         return False
 
     def wait(self) -> None:
-        """Nothing has begun that could be waited for."""
+        """Does nothing, because nothing has begun."""
 
 
 def type_of(tensor: torch.Tensor) -> str:
@@ -99,14 +100,14 @@ def type_of(tensor: torch.Tensor) -> str:
 
 
 def first_tensor(tensors) -> torch.Tensor | None:
-    """The first tensor of nested lists, None where there is none."""
+    """The first tensor of nested lists, None if there is none."""
     while isinstance(tensors, (list, tuple)):
         tensors = tensors[0] if tensors else None
     return tensors
 
 
 def nbytes(tensors) -> int:
-    """Bytes of all tensors in nested lists; of sparse ones, of their values and of where these are."""
+    """Bytes of all tensors in nested lists; for sparse tensors, of values and indices."""
     if isinstance(tensors, torch.Tensor):
         parts = [tensors._values(), tensors._indices()] if tensors.is_sparse else [tensors]
         return sum(part.nbytes for part in parts)
@@ -114,7 +115,7 @@ def nbytes(tensors) -> int:
 
 
 def nobody(op: str, me: int, peer: int, size: int) -> str:
-    """Why an operation whose other side, or root, does not exist is refused."""
+    """The message for an operation whose root or other rank does not exist."""
     does = {"send": "would send to rank", "recv": "would receive from rank"}
     refusal = f"which does not exist: ranks go from 0 to {size - 1}."
     if op not in does:

@@ -47,7 +47,7 @@ def _verify(sub: argparse.ArgumentParser) -> None:
 
 
 def _script(sub: argparse.ArgumentParser) -> None:
-    """The script of somebody else, behind the options."""
+    """Add the script to run, and its arguments, after the options."""
     sub.add_argument("--cpu", action="store_true", help="run a script that names CUDA on processors")
     sub.add_argument("-m", "--module", action="store_true", help="the script is a module: -m pkg.train")
     sub.add_argument("script", help="the script, as you would give it to python")

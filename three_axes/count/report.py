@@ -1,4 +1,4 @@
-"""What one rank tells of one call: collectives counted, bytes seen, spans."""
+"""The report of one rank on one call: collectives counted, bytes sent, spans."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, field, replace
 from .clock import Span
 from .moves import Begun, Channel
 
-SUMMED = ("calls", "payload", "algorithmic", "waited")  # and the wire, where it is known
+SUMMED = ("calls", "payload", "algorithmic", "waited")  # and the wire, if it is known
 
 
 @dataclass
 class CollectiveCount:
-    """One kind of collective on one axis, as one rank saw it during one call. Sizes in bytes."""
+    """One kind of collective on one axis, as one rank counted it during one call. Sizes in bytes."""
 
     op: str
     axis: str
     calls: int = 0
     payload: float = 0  # size of the whole tensors
-    algorithmic: float = 0  # what this rank must send for them by the textbook
+    algorithmic: float = 0  # what this rank must send for them by the formula
     wire: float | None = 0  # what it sent by the operating system's count; None: not known
-    waited: float = 0.0  # seconds this rank stood waiting for it
+    waited: float = 0.0  # seconds for which this rank was blocked in it
     members: tuple[int, ...] = ()  # ranks of the group used last
     types: set[str] = field(default_factory=set)  # of the numbers in the tensors
 
@@ -39,7 +39,7 @@ class CollectiveCount:
 
 
 def alike(rows: list[CollectiveCount], others: list[CollectiveCount]) -> bool:
-    """True where both lists have the same calls with the same bytes."""
+    """Whether both lists have the same calls with the same bytes."""
     one, other = ({(r.op, r.axis): (r.calls, r.payload) for r in part} for part in (rows, others))
     return one == other
 
@@ -50,12 +50,12 @@ class Report:
 
     rows: list[CollectiveCount] = field(default_factory=list)
     wire: dict[tuple, int] | None = None  # (local end, remote end) -> bytes sent; None: not known
-    peak_in_flight: int = 0  # bytes of the tensors that collectives held at once, at most
-    not_waited: int = 0  # collectives begun whose end nobody in Python waited for
-    under_way: int = 0  # of those, what had not ended when counting did
+    peak_in_flight: int = 0  # largest number of bytes of tensors that collectives held at one time
+    not_waited: int = 0  # collectives begun for whose end no Python code waited
+    under_way: int = 0  # of those, the ones that had not ended when counting did
     begun: dict[Channel, Begun] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)  # what it did when
-    streams: list[Span] = field(default_factory=list)  # its collectives, from issue to when the end was seen
+    streams: list[Span] = field(default_factory=list)  # collectives, from issue to when the end was noticed
     # (when, bytes of activations held since then)
     levels: list[tuple[float, int]] = field(default_factory=list)
-    late: int = 0  # operations that an emulated fabric would have ended sooner than this machine did
+    late: int = 0  # operations that took longer on this machine than on an emulated fabric

@@ -22,14 +22,14 @@ from .counted import Counted
 from .counter import Counter
 from .interpose import interposer
 
-AT_THE_END = 10.0  # seconds that rank 0 waits for the others' reports when its own script is over
+AT_THE_END = 10.0  # seconds for which rank 0 waits for the others' reports when its own script is over
 
 
 def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
-    """Look at the options. What is returned runs `args.script` as Python would, lets rank 0 print what was
-    counted, raises what the script raises, and returns an exit status.
+    """Check the options. Returns a function that runs `args.script` as Python would, lets rank 0 print the
+    counts, raises the script's exceptions, and returns an exit status.
 
-    job: what to compare with, if a model is named. Raises ValueError for options that will not do.
+    job: what to compare with, if a model is named. Raises ValueError for options that cannot be used.
     """
     compared = None
     size = int(os.environ.get("WORLD_SIZE", 1))
@@ -55,7 +55,7 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
     watches = watch.Watch(counter, say, lambda: args.exit and leave(args.exit)) if args.watch else None
 
     def tell() -> None:
-        if os.getpid() != me:  # a process that the script has forked has nothing to tell
+        if os.getpid() != me:  # a process that the script has forked has no report
             return
         os._exit = leave
         if watches:
@@ -69,13 +69,13 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
             _report(counted, args, compared)
 
     def leave_at_once(status: int) -> NoReturn:
-        """Some scripts do so for whom Python's end takes too long, or fails."""
+        """Replaces os._exit, which some scripts call because Python's normal end takes too long, or fails."""
         if status == 0 and threading.current_thread() is threading.main_thread():
             tell()
         leave(status)
 
     os._exit = leave_at_once
-    atexit.register(tell)  # before the script's own, so that it comes after them
+    atexit.register(tell)  # registered before the script's functions, so it is called after them
     try:
         with interposer.axes.declared(named):
             run_script(args)
@@ -89,15 +89,15 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
     return 0
 
 
-OURS = "watch", "exit", "trace", "json", "cpu"  # seldom a script's own
-# The names of the script, as long as the process lives: as they go, a group waits for gloo's threads, and one
-# of these may still wait for Python, to let go of a tensor that the interposer has seen.
+OURS = "watch", "exit", "trace", "json", "cpu"  # options that scripts seldom have
+# The script's variables, kept as long as the process lives. If they were freed, a group would wait for gloo's
+# threads, and one of these may wait for Python, to free a tensor that the interposer has handled.
 _kept: list[object] = []
 
 
 def run_script(args) -> None:
-    """As `python script arguments` or `python -m module arguments` would. Raises what it raises, but for an
-    exit that says all went well.
+    """Run the script like `python script arguments` or `python -m module arguments`. Raises its exceptions,
+    except an exit with status 0.
     """
     if args.cpu:
         on_cpu.play()
@@ -116,13 +116,13 @@ def run_script(args) -> None:
             sys.path[0] = os.path.dirname(os.path.abspath(args.script))
             _kept.append(runpy.run_path(args.script, run_name="__main__"))
     except SystemExit as end:
-        _kept.append(end)  # its frames have them
+        _kept.append(end)  # its frames refer to the variables
         if end.code not in (None, 0):
             raise
 
 
 def _from_the_script_on(show: Callable, kind, error, trace) -> None:
-    """Show an exception that nobody caught without the frames above the script's first: those are ours."""
+    """Print an uncaught exception without the frames above the script's first, which are this project's."""
     ours, first = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), trace
     while first and first.tb_frame.f_code.co_filename.startswith((ours, "<frozen runpy>")):
         first = first.tb_next
@@ -150,7 +150,7 @@ def _report(counted: Counted, args, compared) -> None:
 
 
 def say(text: str) -> None:
-    """Print, where anything can be printed."""
+    """Print, if standard output still works."""
     try:
         print(text, flush=True)
     except (OSError, ValueError):  # the script has closed its output

@@ -12,14 +12,14 @@ from .clock import Span
 from .meter import Recorder
 from .report import CollectiveCount, alike
 
-APART = 2  # first steps that are kept apart: DDP makes its buckets in the first, and anew in the second
+APART = 2  # first steps that are kept separately: DDP makes buckets in the first, and new ones in the second
 
 
 @dataclass
 class BySteps:
     """first: the rows of each of the first steps. sums: over all further steps, `further` of them.
-    same: whether those all made the same calls with the same bytes. after: what came after the last step.
-    seconds: how long the further steps took together.
+    same: whether those all made the same calls with the same bytes. after: what was counted after the last
+    step. seconds: how long the further steps took together.
     """
 
     first: list[list[CollectiveCount]] = field(default_factory=list)
@@ -41,10 +41,10 @@ class BySteps:
 
 class Stepping:
     """Hooks on every optimizer of this process, until `stop`. A step ends with the optimizer that stepped
-    first; one that steps inside another's step (ZeroRedundancyOptimizer's) ends nothing.
+    first. An optimizer that steps inside another's step (as in ZeroRedundancyOptimizer) does not end a step.
 
-    begins(ends), ended(ends): called around a step that is not inside another. ends: True for the optimizer
-    whose step ends the step.
+    begins(ends), ended(ends): called before and after a step that is not inside another. ends: whether this
+    optimizer ends the step.
     """
 
     def __init__(self, begins: Callable[[bool], None], ended: Callable[[bool], None]):
@@ -76,7 +76,7 @@ class Stepping:
 
 
 class Steps:
-    """What a recorder counted, cut where a step of the optimizer ends."""
+    """What a recorder counted, cut at the optimizer's steps."""
 
     def __init__(self, recorder: Recorder):
         self.recorder, self.counted = recorder, BySteps()
@@ -85,7 +85,7 @@ class Steps:
         self._optimizers = Stepping(self._starts, self._stepped)
 
     def stop(self) -> BySteps:
-        """Watch the optimizers no more. What was counted since the last step goes to `after`."""
+        """Stop watching the optimizers. What was counted since the last step is added to `after`."""
         self._optimizers.stop()
         self.counted.after = self._since()
         return self.counted
@@ -113,7 +113,7 @@ class Steps:
         counted.seconds += seconds
 
     def _since(self) -> list[CollectiveCount]:
-        """The rows since this was asked last."""
+        """The rows since the last call of `_since`."""
         now = self.recorder.counted_so_far()
         since, self._before = _joined(now, self._before, -1), now
         return [row for row in since if row.calls]

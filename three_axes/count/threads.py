@@ -1,8 +1,8 @@
-"""What may do something in a rank beside its main thread: a thread, a process, a timer, a handler of signals.
+"""What else can act in a rank besides its main thread: a thread, a process, a timer, a signal handler.
 
-What was there before the reader's first line is known, by its number and the moment of its start, and so are
-the course's own threads. A few others never help: those of gloo, NCCL and CUDA, whose work is noted
-elsewhere, tqdm's monitor, and a loader's pool. Of a rank with anything else nothing is proven.
+Threads and processes from before the reader's first line are known, by number and start time, and so are the
+course's own threads. Some others never free a rank: those of gloo, NCCL and CUDA, whose work is recorded
+elsewhere, tqdm's monitor, and a loader's pool. If a rank has any other, nothing is proven about it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from pathlib import Path
 
 from .. import cpython_private, lines, pytorch_private
 
-# Beginnings of names of native threads and of processes: of gloo and NCCL, of the store's server, of CUDA and
-# its backward; of a loader's pool, and what serves its memory.
+# How the names of native threads and of processes begin: those of gloo and NCCL, of the store's server, of
+# CUDA and its backward; of a loader's pool, and of the process that serves its memory.
 HARMLESS: tuple[str, ...] = ("pt_gloo", "gloo", "pt_tcpstore", "pt_nccl", "nccl", "NCCL", "cuda")
 HARMLESS += ("pt_autograd", "pt_data_worker", "pt_pin_memory", "torch_shm")
-# Modules of such threads of Python's, and the names that a loader's pool gives to its own.
+# Modules of Python threads that never free a rank, and the names that a loader's pool gives its threads.
 MONITORS, FEEDERS = ("tqdm._monitor",), ("QueueFeederThread",)
 
 
 class OwnThread(threading.Thread):
-    """One of the course's own, which frees nobody. It ends with the process."""
+    """A thread of the course's own, which never frees a rank. It ends with the process."""
 
     def __init__(self, target: Callable[[], None]):
         super().__init__(target=target, name="three-axes", daemon=True)
 
 
 class Before:
-    """What runs in this process when this is made: before the reader's first line."""
+    """The threads and processes at the moment when this object is made: before the reader's first line."""
 
     def __init__(self):
         self._threads = weakref.WeakSet(_pythons())
@@ -43,19 +43,19 @@ class Before:
 
     @contextmanager
     def adopting(self) -> Iterator[None]:
-        """Native threads that start in this block are known too: the course forms a group in it."""
+        """Native threads that start in this block also count as known: the course forms a group in it."""
         then = _tasks()
         yield
         self._tasks |= {task: name for task, name in _tasks().items() if task not in then}
 
     def since(self, is_placed: bool = False) -> str:
-        """What the rank has that has come since and may do something: the first, in words; '' where there is
-        nothing. is_placed: name the line where a thread is, too. (To look at its frames keeps the tensors
-        that it holds.)
+        """A description of the first new thread, process or handler that may act; '' if there is none.
+        is_placed: also name the line where a thread is. (Reading its frames keeps the tensors that they hold
+        alive.)
         """
         try:
             return self._came(is_placed)
-        except OSError as e:  # no descriptor is left to ask the system with
+        except OSError as e:  # no file descriptor is left to ask the system
             return f"cannot say what runs in it: {e.strerror}"
 
     def _came(self, is_placed: bool) -> str:
@@ -67,7 +67,7 @@ class Before:
             at = _place(hidden.pop()) if is_placed else ""
             return f"has a thread that Python's threading does not know{at}"
         named = {str(thread.native_id) for thread in threads}
-        own = Path("/proc/self/comm").read_text().strip() if self._tasks else ""  # threads inherit it
+        own = Path("/proc/self/comm").read_text().strip() if self._tasks else ""  # threads inherit this name
         for task, name in _tasks().items():
             is_harmless = name.startswith(HARMLESS) and name != own
             if task not in self._tasks and task[0] not in named and not is_harmless:
@@ -89,7 +89,7 @@ class Before:
 
 
 def is_in_backward() -> bool:
-    """Whether the main thread is in a backward of PyTorch's now, and in no function of Python's that this
+    """Whether the main thread is in a backward of PyTorch's, and not in a Python function that the backward
     called.
     """
     frame = lines.of_threads(sys._current_frames).get(threading.main_thread().ident or 0)
@@ -97,13 +97,13 @@ def is_in_backward() -> bool:
 
 
 def _pythons() -> list[threading.Thread]:
-    """The threads that Python began. Of C's threads it keeps a note, if one has ever asked for itself."""
+    """The threads that Python started. (Python also registers a C thread that has asked for itself once.)"""
     kept = getattr(threading, "_DummyThread", ())
     return [thread for thread in threading.enumerate() if not isinstance(thread, kept)]
 
 
 def _running() -> set[int]:
-    """All threads that run Python. To list them so makes no frames."""
+    """All threads that run Python. This list makes no frames."""
     return set(lines.of_threads(sys._current_exceptions))
 
 
@@ -125,12 +125,12 @@ def _place(ident: int | None) -> str:
 
 
 def _tasks() -> dict[tuple[str, str], str]:
-    """(number, start) -> name, of each thread that the system knows; none where it does not say."""
+    """(number, start) -> name, for each thread that the system knows; {} if the system does not list them."""
     return dict(_alive(Path("/proc/self/task").glob("*/stat")))
 
 
 def _children() -> dict[tuple[str, str], str]:
-    """The same of processes that have come from this one, but for multiprocessing's that tidies up."""
+    """The same for this process's children, without multiprocessing's resource tracker."""
     tidies = str(cpython_private.resource_tracker_pid())
     numbers: list[str] = []
     for file in Path("/proc/self/task").glob("*/children"):
@@ -140,7 +140,7 @@ def _children() -> dict[tuple[str, str], str]:
 
 
 def _alive(files: Iterator[Path]) -> Iterator[tuple[tuple[str, str], str]]:
-    """As proc_pid_stat(5) says: number (name) state …, and the start in its 22nd field."""
+    """Parse proc_pid_stat(5): number (name) state …, and the start time in field 22."""
     for file in files:
         with suppress(OSError):  # it has ended
             number, _, more = file.read_text().partition(" (")
@@ -155,14 +155,14 @@ def _handlers() -> dict[int, object]:
 
 
 def _is_own(handler: object) -> bool:
-    """Whether a handler is the course's, or the one by which a loader hears of its pool's end."""
+    """Whether a handler is the course's, or the one with which a loader notices its pool's end."""
     file = getattr(getattr(handler, "__code__", None), "co_filename", "")
     of_loader = getattr(handler, "__module__", None) == pytorch_private.HANDLES_LOADERS
     return of_loader or file.startswith(tuple(map(str, lines.COURSE)))
 
 
 def _caught() -> set[int]:
-    """The signals that something in this process handles, be it C; none where the system does not say."""
+    """The signals that this process handles, even in C; empty if the system does not list them."""
     with suppress(OSError, IndexError):
         mask = int(Path("/proc/self/status").read_text().split("SigCgt:")[1].split()[0], 16)
         return {number for number in signal.valid_signals() if mask >> (number - 1) & 1}

@@ -1,4 +1,4 @@
-"""What one call moved, rank by rank: predicted, counted, on the wire."""
+"""What one call sent, rank by rank: predicted, counted, on the wire."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ THREE_WAYS = ("predicted", "counted", "on the wire", "wire ÷ predicted")
 
 
 class Traffic:
-    """The bytes of one call. `repr` is a table with a row for each kind of collective, as rank 0 saw it.
+    """The bytes of one call. `repr` is a table with a row for each kind of collective, as rank 0 counted it.
 
     `ranks[r]` is the list of that rank's rows. All sizes are bytes *sent by one rank*, except `payload`,
-    which is the size of the tensors that the collectives were about. not_waited: isend, irecv and other begun
-    collectives that nobody waited for (those that DDP and functional collectives wait for inside C++ are
-    among them). late: operations that took longer on this machine than on the emulated fabric, if there is
-    one.
+    which is the size of the tensors in the collectives. not_waited: isend, irecv and other begun collectives
+    for which nobody waited (including those for which DDP and functional collectives wait inside C++). late:
+    operations that took longer on this machine than on the emulated fabric, if there is one.
     """
 
     def __init__(self, reports: Sequence[Report], missing: Collection[int] = ()):
-        self._missing = missing  # ranks of which there is no report
+        self._missing = missing  # ranks without a report
         self.ranks: list[list[CollectiveCount]] = [r.rows for r in reports]
         self.peak_in_flight = [r.peak_in_flight for r in reports]
         self.late = sum(r.late for r in reports)
@@ -32,7 +31,7 @@ class Traffic:
 
     @property
     def counted(self) -> list[float]:
-        """Per rank: bytes it must send for what PyTorch asked, if every collective went by the book."""
+        """Per rank: bytes that it must send for PyTorch's calls, by the formula of each collective."""
         return [sum(row.algorithmic for row in rows) for rows in self.ranks]
 
     @property
@@ -42,12 +41,14 @@ class Traffic:
 
     @property
     def wire(self) -> list[int | None]:
-        """Per rank: bytes the operating system saw it send. None where it does not say."""
+        """Per rank: bytes that it sent by the operating system's count. None without such a count."""
         return [None if c is None else sum(c.values()) for c in self._connections]
 
     @property
     def waited(self) -> list[float]:
-        """Per rank: seconds it stood waiting for a collective. DDP waits inside C++, out of our sight."""
+        """Per rank: seconds for which it was blocked in collectives. DDP's waits inside C++ are not
+        included.
+        """
         return [sum(row.waited for row in rows) for rows in self.ranks]
 
     @property
@@ -56,7 +57,7 @@ class Traffic:
         known = [c for c in self._connections if c is not None]
         if len(known) < len(self._connections):
             return None
-        # By both ends: the system gives one port to two ranks if they connect to different ones.
+        # Use both ends: the system may give one port to two ranks if they connect to different ranks.
         end = {ports: rank for rank, connections in enumerate(known) for ports in connections}
         n = len(known)
         sent = [[0] * n for _ in range(n)]
@@ -67,11 +68,11 @@ class Traffic:
         return sent
 
     def disagreement(self, both: bool = False) -> tuple[list[int], str] | None:
-        """Two ranks that brought what does not fit to a collective of their group, or to the two sides of a
-        message, and a sentence on it: bytes were exchanged, but mean nothing. both: leave out where one of
-        them has brought nothing, since the other has gone on without.
+        """Two ranks that passed to a collective of their group, or to the two sides of a message, what does
+        not match, and a sentence on it: bytes were exchanged, but mean nothing. both: only pairs in which
+        both ranks have made the call, since otherwise the first has already continued without the other.
 
-        Some such meetings end without an error, since PyTorch does not compare.
+        Some such exchanges end without an error, because PyTorch does not compare.
         """
         for channel in dict.fromkeys(channel for begun in self._begun for channel in begun):
             if from_anybody(channel, self._begun):

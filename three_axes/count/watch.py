@@ -1,12 +1,12 @@
-"""`count --watch`: where each rank of a job stands when nothing moves, and whether a hang is proven.
+"""`count --watch`: prints where each rank of a job is when nothing moves, and whether a hang is proven.
 
-On each rank a thread tells the store where the ranks met how far the rank is and where. The lowest rank that
-is alive reads what all have told. A proof counts when every rank has told the same twice more: the second
-time it has looked after that reading, so all of it held at that moment. Where nothing is proven, it is said
-once where each rank is.
+On each rank a thread writes the rank's state to the store with which the ranks formed their group. The lowest
+rank that is alive reads the states of all. A proof counts only if every rank repeats the same state twice:
+the second repetition was made after the first reading, so all states held at that moment. If nothing is
+proven, the positions of all ranks are printed once.
 
-gloo may end a process in the middle of a collective, and others then raise. So each recorder also writes to
-its box (`meter`), a file in the folder that torchrun has made for the rank: it outlives the process.
+gloo may end a process in the middle of a collective, and other ranks then raise. So each recorder also writes
+to its box (`meter`), a file in the folder that torchrun made for the rank, which outlives the process.
 """
 
 from __future__ import annotations
