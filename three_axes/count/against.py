@@ -16,9 +16,7 @@ from ..table import Table, human
 from .report import CollectiveCount
 
 NEAR = 0.05  # relative difference up to which bytes count as the same
-MANY = (
-    2.5  # times as many bytes in a call: weights are gathered in other units. A root's norm adds a few units
-)
+MANY = 2.5  # times as many bytes in a call: gathered in other units. A root's norm adds few
 WEIGHTS = (
     "dp",
     "shard",

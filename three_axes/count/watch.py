@@ -35,10 +35,10 @@ from .moves import Ahead, Begun, Channel, Look, sides_of
 from .threads import OwnThread
 
 EVERY = 0.15  # seconds
-MANY = 300  # ranks to a second of waiting more, since one rank reads what all have told
-SELDOM = 1.0  # seconds, after which a rank tells of itself that stands in no collective
+MANY = 300  # ranks for each second of longer waiting, because one rank reads the states of all
+SELDOM = 1.0  # seconds between the messages of a rank that is in no collective
 STILL = 5.0  # seconds without a movement, after which it is said where all are
-AGAIN = 60.0  # the same where that has been said of these places not long ago: a slow step is no news
+AGAIN = 60.0  # the same if these positions were printed before: in a slow step that is no news
 ON_NCCL = """\
 watching ranks on NCCL, where the host does not wait for its GPU. It is seen what each rank has begun, what of
 that its GPU has completed, and in which line its main thread is. A hang is proven only where a rank has ended
@@ -47,10 +47,10 @@ BOX = "last-collective"
 
 
 class Told(NamedTuple):
-    """What a rank has told of itself. beat: how often of one look. gone: its script is over, with all that
-    was registered for its end. line: where its main thread is. last: the collective that it waits in, else
-    the one that it has begun last, as written to the box. why: what forbids a proof, in words. ahead: how far
-    its GPU is, and begun: what it has begun last, where NCCL sends.
+    """The state that a rank has written. beat: how often it has written the same look. gone: its script is
+    over, with all functions registered for its end. line: where its main thread is. last: the collective that
+    it waits in, or else the one that it began last, as written to the box. why: a description of what forbids
+    a proof. ahead: how far its GPU is, and begun: what it has begun last, both for NCCL.
     """
 
     beat: int
@@ -63,7 +63,7 @@ class Told(NamedTuple):
     begun: dict[Channel, list[tuple[int, str]]] = {}
 
     def does(self) -> tuple[str, str]:
-        """(what it does, what several do that do the same), in words."""
+        """(a description of what it does, the same in the plural)."""
         at = lines.show(self.line) if self.line else "code that is not the script's"
         last = f"began {_collective(self.last)} last" if self.last else "began no collective"
         if self.gone:
@@ -79,7 +79,9 @@ class Told(NamedTuple):
         return (f"{last}, and is in {at}", f"{last}, and are in {at}")
 
     def recently(self, channel: Channel) -> dict[int, str]:
-        """Number -> what the rank brought: its last few, and the oldest that its GPU has not completed."""
+        """Number -> what the rank passed: its last few calls, and the oldest that its GPU has not
+        completed.
+        """
         recent = dict(self.begun.get(channel, ()))
         oldest = self.ahead.oldest if self.ahead else None
         if oldest and Channel(*oldest["channel"]) == channel:
@@ -87,7 +89,7 @@ class Told(NamedTuple):
         return recent
 
     def moved(self) -> tuple:
-        """What differs at another moment if the rank has done something between."""
+        """A value that changes whenever the rank does something."""
         return self.gone, self.look.moves, self.ahead and self.ahead.complete
 
 
@@ -100,7 +102,7 @@ def _collective(last: dict) -> str:
 
 
 def places(told: Mapping[int, Told], silent: Collection[int] = ()) -> list[str]:
-    """A line for each thing that ranks do, of those that do the same. silent: ranks that tell no more."""
+    """A line for each group of ranks that do the same. silent: ranks that write no more."""
     groups: dict[tuple[str, str], list[int]] = {}
     for rank, one in sorted(told.items()):
         does = ("does not answer", "do not answer") if rank in silent else one.does()
@@ -118,8 +120,8 @@ def absent(last: dict | None, told: Mapping[int, Told]) -> list[int]:
 
 
 def may_be_freed(told: Mapping[int, Told]) -> bool:
-    """Whether gloo raises in a rank that waits, when the process of one that has ended its script is gone: a
-    connection between them closes then.
+    """Whether the end of a process whose script is over can make gloo raise in a rank that waits, because a
+    connection between the two closes then.
     """
     gone = {rank for rank, one in told.items() if one.gone}
     waits = (one.look.stands for one in told.values() if one.look.stands and not one.gone)
@@ -129,8 +131,8 @@ def may_be_freed(told: Mapping[int, Told]) -> bool:
 
 
 def unlike(told: Mapping[int, Told]) -> list[str]:
-    """Where ranks have brought different kinds or sizes to one collective of a group, in words. Looked at are
-    the last few that each has begun, and the oldest that its GPU has not completed.
+    """Descriptions of collectives of a group to which ranks passed different kinds or sizes. Compared are the
+    last few that each rank has begun, and the oldest that its GPU has not completed.
     """
     found = []
     for channel in dict.fromkeys(channel for one in told.values() for channel in one.begun):
@@ -147,7 +149,7 @@ def unlike(told: Mapping[int, Told]) -> list[str]:
 
 
 def _hopeless(told: Mapping[int, Told]) -> list[str]:
-    """Collectives on a GPU for which a rank that has ended its script never came, in words."""
+    """Descriptions of collectives on a GPU that a rank never called, although its script has ended."""
     missing: dict[str, list[int]] = {}
     for one in told.values():
         if one.ahead and one.ahead.oldest and (ended := absent(one.ahead.oldest, told)):
@@ -156,8 +158,8 @@ def _hopeless(told: Mapping[int, Told]) -> list[str]:
 
 
 class Watch:
-    """Watches this rank, and others where it is the lowest that is alive, until `leave`. say: prints a block.
-    proven: is called when it is printed that no rank can ever go on.
+    """Watches this rank until `leave`, and the others if it is the lowest that is alive. say: prints a block.
+    proven: called when it is printed that no rank can ever continue.
     """
 
     def __init__(self, counter: Counter, say: Callable[[str], None], proven: Callable[[], None]):
@@ -166,40 +168,40 @@ class Watch:
         self._main = threading.main_thread().ident or 0
         self._mine, self._told_at = Told(0, False, Look(0)), 0.0
         self._lowest = 0  # no lower rank is alive
-        self._before: list[Told | None] = []  # as read when a rank had last moved
-        self._since, self._is_noted = time.monotonic(), False  # when that was, and whether it was said
-        self._later: list[Told | None] = []  # as read some seconds after that
-        self._noted: dict[tuple, float] = {}  # where the ranks were when a note was printed, and when
-        self._unlike: set[str] = set()  # what was said of that
+        self._before: list[Told | None] = []  # the states that were read when a rank had last moved
+        self._since, self._is_noted = time.monotonic(), False  # when that was, and whether it was printed
+        self._later: list[Told | None] = []  # the states that were read some seconds after that
+        self._noted: dict[tuple, float] = {}  # the ranks' positions in printed notes, and when
+        self._unlike: set[str] = set()  # what was printed about collectives that do not match
         self._store: dist.Store | None = None
         self._over = threading.Event()
         self._thread = OwnThread(self._run)
         self._thread.start()
 
     def leave(self) -> None:
-        """The script is over, and what it had registered for its end: nothing will come from this rank."""
+        """The script and the functions registered for its end are over: this rank begins nothing more."""
         self.stop()
         with suppress(OSError):
             if folder := _folder():
                 os.remove(folder / BOX)
         if self._store is not None:
-            with suppress(RuntimeError):  # the store went with the process that had it
+            with suppress(RuntimeError):  # the store ended with the process that held it
                 begun = dict(self._counter.moves.begun)
                 look = self._counter.moves.look(ended=True) or Look(0, ended=True, begun=begun)
                 self._put(Told(0, True, look._replace(why=""), last=self._counter.last))
                 self._store.set(f"gone/{self._counter.rank}", "")
 
     def stop(self) -> None:
-        """Watch no more. If the thread were in the store while Python ends, it would end the process with an
-        error; a store whose process stands still is not waited for.
+        """Stop watching. (If the thread used the store while Python ends, it would end the process with an
+        error.) Does not wait for a store whose process is stopped.
         """
         self._over.set()
         self._thread.join(10)
-        self._store = self._store or self._counter.store  # a short script may end before the first look
+        self._store = self._store or self._counter.store  # a short script may end before the first poll
 
     def explain(self, error: BaseException) -> bool:
-        """Say where all ranks were when this one raised, since a collective has failed or a rank had ended.
-        Whether this one waited for a rank that had ended.
+        """Print where all ranks were when this rank raised, if a collective has failed or a rank had ended.
+        Returns whether this rank waited for a rank that had ended.
         """
         self.stop()
         if (store := self._store) is None or not isinstance(error, RuntimeError):
@@ -262,14 +264,14 @@ class Watch:
         self._store.set(f"look/{self._counter.rank}", pickle.dumps(told))  # type: ignore[arg-type]
 
     def _read(self, store) -> list[Told | None]:
-        """What each rank has told last, None of one that never has."""
+        """The last state that each rank has written; None for a rank that has written none."""
         keys = [f"look/{rank}" for rank in range(self._counter.size)]
         there = keys if store.check(keys) else [key for key in keys if store.check([key])]
         values = dict(zip(there, store.multi_get(there))) if there else {}
         return [DataUnpickler(values[key], is_of_reports).load() if key in values else None for key in keys]
 
     def _judge(self, told: Sequence[Told | None]) -> bool:
-        """Say what is proven, or else once where all are. Whether something was proven."""
+        """Print what is proven, or else, once, where all ranks are. Returns whether something was proven."""
         known = {r: one for r, one in enumerate(told) if one}
         for new in set(unlike(known)) - self._unlike:
             self._unlike.add(new)
@@ -309,7 +311,9 @@ class Watch:
         self._say("\n".join([head, *places(known, silent), *more]))
 
     def _say_once(self, head: str, more: list[str]) -> None:
-        """Say a job's last block, unless another rank has. It then stands above the tracebacks of all."""
+        """Print a job's last block, unless another rank has. It then comes before the tracebacks of
+        all ranks.
+        """
         assert (store := self._store) is not None
         if store.add("said", 1) == 1:
             self._say("\n".join([f"\nin this job {head}:", *more]))
@@ -318,24 +322,24 @@ class Watch:
 
 
 def box() -> int | None:
-    """A descriptor of this rank's new box, which its recorder takes; None without torchrun."""
+    """A descriptor of this rank's new box, which its recorder writes; None without torchrun."""
     with suppress(OSError):
         return os.open(folder / BOX, os.O_RDWR | os.O_CREAT, 0o600) if (folder := _folder()) else None
     return None
 
 
 def _folder() -> Path | None:
-    """The folder of this rank in this start of the job, where torchrun made one. Those of the host's other
-    ranks lie beside it.
+    """The folder of this rank in this start of the job, if torchrun made one. The folders of the host's other
+    ranks are beside it.
     """
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return Path(file).parent if file else None
 
 
 def _boxes() -> list[dict]:
-    """What ranks of this host have begun last."""
+    """The last operation that each rank of this host has begun."""
     notes, folder = [], _folder()
     for file in folder.parent.glob(f"*/{BOX}") if folder else ():
-        with suppress(OSError, ValueError):  # it has begun nothing, or what it has begun did not fit
+        with suppress(OSError, ValueError):  # it has begun nothing, or the text did not fit into the box
             notes.append(json.loads(file.read_bytes().rstrip(b"\0")))
     return notes
