@@ -1,4 +1,4 @@
-"""What paper says: closed formulas, small enough to be redone by hand. Neither torch nor a GPU needed.
+"""Closed formulas for time and memory, small enough to be redone by hand. They need neither torch nor a GPU.
 
 job = Job(model, cluster, global_batch=…, seq_len=…, framework=…)   what is to be trained, and on what
 estimate(job, layout)                                               time and memory of one layout

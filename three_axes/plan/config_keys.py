@@ -1,13 +1,13 @@
-"""Names in config.json files of Hugging Face: those that are read, and those that change nothing here.
+"""Names in Hugging Face's config.json files: those that are read, and those that change nothing here.
 
-A key of neither kind is refused by `configs`, since the model may be another one.
+`configs` refuses any other key, because the model may be a different one.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# our name -> what it is called in Hugging Face's configurations, and in our own files
+# our name -> its name in Hugging Face's configurations, and in our own files
 NAMES = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "layers"),
     "hidden": ("hidden_size", "n_embd", "d_model", "hidden"),
@@ -32,7 +32,7 @@ LATENT = {
     "values": ("v_head_dim",),
 }
 SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
-# Keys that are read besides: of all models, of those with experts, of one kind.
+# Further keys that are read: for all models, for those with experts, for one kind.
 READ = """
     model_type name _name_or_path parameters tie_word_embeddings attention_bias mlp_bias use_bias bias
     sliding_window use_sliding_window layer_types max_window_layers sliding_window_pattern
@@ -56,9 +56,9 @@ READ_OF = {
         "moe_layers",
     ),
 }
-# A key that a file leaves out -> what the configuration class of its model_type takes then (Transformers
-# 5.24.0, models/*/configuration_*.py). None: the class works it out from hidden size and heads. A key that is
-# asked for (`asked`) and is not in this table is refused by its name.
+# A key that a file may omit -> the default in the configuration class of its model_type (Transformers 5.24.0,
+# models/*/configuration_*.py). None: the class computes it from hidden size and heads. A key that is required
+# (`asked`) and is not in this table is named in the refusal.
 _OF_HEADS: dict[str, Any] = dict(num_key_value_heads=None, head_dim=None)
 _OF_HIDDEN: dict[str, Any] = dict(_OF_HEADS, intermediate_size=None)
 _QWEN: dict[str, Any] = dict(sliding_window=4096, max_window_layers=28)
@@ -89,7 +89,7 @@ ABSENT: dict[str, dict[str, Any]] = {
     "qwen3_moe": dict(num_key_value_heads=4, sliding_window=4096),
     "deepseek_v2": dict(_DEEPSEEK, n_shared_experts=2, first_k_dense_replace=0),
     "deepseek_v3": dict(_DEEPSEEK, n_shared_experts=1, first_k_dense_replace=3),
-    "kimi_k2": _OF_HEADS,  # its class comes with its files
+    "kimi_k2": _OF_HEADS,  # its class is not in Transformers, but beside the model's files
     "glm4_moe": dict(num_key_value_heads=8, first_k_dense_replace=1, n_shared_experts=1),
     "llama4_text": dict(
         num_key_value_heads=8, head_dim=128, intermediate_size_mlp=16384, attention_chunk_size=8192
@@ -105,17 +105,19 @@ ABSENT: dict[str, dict[str, Any]] = {
 
 
 def asked(kind: str, experts: bool, latent: bool) -> list[tuple[str, ...]]:
-    """Names of each key whose absence makes another model of this model_type: one of each must be there."""
+    """Required keys of this model_type: without them it would be another model. One name of each is
+    enough.
+    """
     names = [NAMES["kv_heads"], NAMES["ffn"], *[NAMES["head_dim"]] * (not latent)]
     if experts:
-        apart = kind not in ("mixtral", "gpt_oss", "llama4_text")  # whose plain width is an expert's
+        apart = kind not in ("mixtral", "gpt_oss", "llama4_text")  # in these the plain width is an expert's
         names += [EXPERTS["ffn"][:1]] * apart
         names += [SHARED] * (kind == "qwen2_moe")
         names += [("n_shared_experts",), EXPERTS["dense_layers"]] * (latent or kind == "glm4_moe")
     return names + [LATENT["q_rank"]] * latent
 
 
-# What changes neither a size nor a speed that is counted here: names, and beginnings and ends of names.
+# Keys that change neither a size nor a speed counted here: names, and beginnings and ends of names.
 HARMLESS = set(
     """
     architectures auto_map torch_dtype dtype use_cache quantization_config quantization pretraining_tp
@@ -135,7 +137,7 @@ HARMLESS = set(
     """.split()
 )
 HARMLESS_OF: dict[str, dict[str, Any]] = {
-    "phi3": {"full_attn_mod": 1, "interpolate_factor": 1},  # Phi-4-mini's; its class reads neither
+    "phi3": {"full_attn_mod": 1, "interpolate_factor": 1},  # in Phi-4-mini's file; its class ignores both
     "granitemoehybrid": {"normalization_function": "rmsnorm", "position_embedding_type": "rope"},
 }
 BEGINS = (

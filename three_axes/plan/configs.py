@@ -1,6 +1,7 @@
 """Model shapes from JSON: our own files, and the config.json of a decoder on Hugging Face.
 
-A key that is neither read here nor known to change nothing is refused by name: the model may be another.
+A key that is neither read here nor known to change nothing is refused by name: the model may be a different
+one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .config_keys import (
 from .shape import Experts, Latent, ModelShape
 
 _PLAIN = dict(gated=False, biases=True)
-# Hugging Face's model_type -> what the file does not say of it; tied: where it does not say
+# Hugging Face's model_type -> what the file does not contain; tied: the default if it does not say
 _KINDS: dict[str, dict] = {
     "llama": {},
     "mistral": {},
@@ -39,7 +40,7 @@ _KINDS: dict[str, dict] = {
     "qwen3": dict(qk_norm=True),
     "smollm3": dict(tied=True),
     "granite": {},
-    "granitemoehybrid": {},  # where all of its layers are attention's
+    "granitemoehybrid": {},  # if all of its layers are attention layers
     "gemma": dict(tied=True),
     "gemma2": dict(tied=True, norms=4),
     "gemma3_text": dict(tied=True, norms=4, qk_norm=True),
@@ -77,19 +78,20 @@ _RECURRENT = {
     **dict.fromkeys(("mamba2", "nemotron_h", "falcon_h1", "bamba"), "Mamba-2"),
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear"), "gated delta networks"),
 }
-# Every so many layers one sees all, where the file does not say.
+# Model_type -> of so many layers one sees the whole sequence, if the file does not say.
 _PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "llama4_text": 4}
 _ATTENTION = ("full_attention", "attention")  # of `layer_types`
 _WINDOWED = ("sliding_attention", "chunked_attention")  # of `layer_types`
 
 
 def from_config(path: Path, parameters: float | None = None) -> ModelShape:
-    """Read a shape from a JSON file. parameters: how many its model card says, which the file may say too.
+    """Read a shape from a JSON file. parameters: the number in the model card, which the file may contain
+    too.
 
-    DeepSeek-V3 is read without the module that predicts a second token, which its printed size leaves out
-    too. Raises ValueError, in a sentence, for what cannot be read or is not priced here, for a key that is
-    neither read nor known to change nothing, and for a model_type that is not known, unless the file says
-    whether it is gated and tied and how many parameters there are to hold the count against.
+    DeepSeek-V3 is read without the module that predicts a second token, which its printed size also omits.
+    Raises ValueError with a sentence for a file that cannot be read, for a feature without a price here, for
+    a key that is neither read nor known to change nothing, and for an unknown model_type, unless the file
+    says whether it is gated and tied, and a number of parameters is given to check the shape.
     """
     config = read_object(path, "model")
     kind = config.get("model_type", "")
@@ -107,7 +109,7 @@ def from_config(path: Path, parameters: float | None = None) -> ModelShape:
         )
     config = _with_defaults(path, config, kind)
     known = dict(_KINDS.get(kind, {}))
-    if kind == "glm4_moe":  # its attention_bias is that of queries, keys and values alone
+    if kind == "glm4_moe":  # here attention_bias means queries, keys and values only
         known |= dict(qkv_biases=bool(config.get("attention_bias")), qk_norm=bool(config.get("use_qk_norm")))
     sizes = _sizes(path, config, NAMES, ("layers", "hidden", "heads", "vocab"))
     if config.get("multi_query") is True and not config.get("new_decoder_architecture"):  # falcon-7b
@@ -132,14 +134,14 @@ def from_config(path: Path, parameters: float | None = None) -> ModelShape:
 
 
 def _with_defaults(path: Path, config: dict, kind: str) -> dict:
-    """The file, with what Transformers takes for each key that it leaves out. Raises ValueError for a key
-    that is asked for, and has no default that is known here.
+    """The file, with Transformers' default for each key that it omits. Raises ValueError for a required key
+    without a known default.
     """
     if kind not in _KINDS:
         return config
     aliases = [*NAMES.values(), *EXPERTS.values(), *LATENT.values()]
     others = {one: names for names in aliases for one in names}
-    may_be_null = (*NAMES["kv_heads"], *LATENT["q_rank"])  # as many as heads; no short vector
+    may_be_null = (*NAMES["kv_heads"], *LATENT["q_rank"])  # null: as many as heads; no short vector
     there = lambda name: name in config and (name in may_be_null or config[name] is not None)
     said = lambda key: any(map(there, others.get(key, (key,))))
     config = config | {key: value for key, value in ABSENT[kind].items() if not said(key)}
@@ -155,8 +157,8 @@ def _with_defaults(path: Path, config: dict, kind: str) -> dict:
 
 
 def _usual_names(config: dict) -> dict:
-    """Llama 4's in the words of others: the plain `intermediate_size` is an expert's, and the shared one's; a
-    layer without rotations sees all, the others their part of the sequence.
+    """Translate Llama 4's names: the plain `intermediate_size` is the width of an expert, and of the shared
+    one; a layer without rotations sees the whole sequence, other layers their part of it.
     """
     width, turned = config.get("intermediate_size"), config.get("no_rope_layers")
     said = dict(intermediate_size=config.get("intermediate_size_mlp"), moe_intermediate_size=width)
@@ -181,7 +183,7 @@ def _own(given: dict) -> dict:
 
 
 def _sizes(path: Path, config: dict, names: dict, needed: tuple[str, ...]) -> dict[str, int]:
-    """What `names` ask for, 0 where the file does not say and need not."""
+    """The sizes with the names `names`; 0 for a size that the file omits and that is not needed."""
     sizes = {}
     for field, aliases in names.items():
         value = next((config[a] for a in aliases if config.get(a) is not None), None)
@@ -211,7 +213,7 @@ def _latent(path: Path, config: dict, kind: str) -> Latent | None:
 
 
 def _window(config: dict, kind: str, layers: int) -> tuple[int, int]:
-    """(tokens that a windowed layer sees, how many layers have a window)."""
+    """(tokens that a windowed layer sees, number of windowed layers)."""
     size = config.get("sliding_window")
     used = config.get("use_sliding_window", not kind.startswith(("qwen2", "qwen3", "smollm3")))
     if not size or used is False:
@@ -231,7 +233,7 @@ def _window(config: dict, kind: str, layers: int) -> tuple[int, int]:
 
 
 def check_parameters(model: ModelShape, said: float) -> None:
-    """Raises ValueError where a model has not the number of parameters that its card says, within 0.1 %."""
+    """Raises ValueError if a model's number of parameters differs from its card's by more than 0.1 %."""
     positive("parameters", said, most=1e18, unit="as the model card says")
     if abs(model.params / said - 1) > 0.001:
         raise ValueError(
@@ -241,7 +243,7 @@ def check_parameters(model: ModelShape, said: float) -> None:
 
 
 def _refuse_unread(path: Path, config: dict, kind: str) -> None:
-    """Raises ValueError that names the keys which are not read, and are not known to change nothing."""
+    """Raises ValueError with the names of keys that are neither read nor known to change nothing."""
     read = {alias for aliases in NAMES.values() for alias in aliases} | {*READ, *READ_OF.get(kind, ())}
     read |= {field.name for field in fields(ModelShape)}
     if kind in _WITH_EXPERTS:
@@ -271,7 +273,7 @@ def _refuse_unread(path: Path, config: dict, kind: str) -> None:
 
 
 def _refuse_other_layers(path: Path, config: dict, kind: str) -> None:
-    """Raises ValueError for a value of what is read that makes other layers."""
+    """Raises ValueError for a value of a key that would make other layers than those counted here."""
     if kind in _RECURRENT:
         raise ValueError(
             f"{path}: {kind} has recurrent layers ({_RECURRENT[kind]}), which are not priced here"

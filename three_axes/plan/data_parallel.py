@@ -1,4 +1,4 @@
-"""What a rank does once a step, for data parallelism and the optimizer: more lines of `operations`.
+"""What a rank does once a step for data parallelism and the optimizer: further lines of `operations`.
 
 Source: Rajbhandari et al. 2020, sections 5 and 7 (ZeRO).
 """
@@ -18,7 +18,7 @@ from .stages import ends_share, expert_share, kinds_on_rank, layer_share, layers
 
 
 def adapter_share(job: Job, layout: Layout, stage=0):
-    """Parameters of the adapters on one rank of a pipeline stage; 0 where nothing is frozen."""
+    """Parameters of the adapters on one rank of a pipeline stage; 0 if nothing is frozen."""
     if not job.lora:
         return 0.0
     kinds = kinds_on_rank(job.model, layout, stage)
@@ -28,11 +28,12 @@ def adapter_share(job: Job, layout: Layout, stage=0):
 def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     """Data parallelism and the optimizer on a rank of a pipeline stage, for a whole step.
 
-    Without ZeRO gradients are summed once; with ZeRO-1 each goes to its owner, and weights come back after
-    the optimizer. ZeRO-2 has no room for sums and reduces in every microbatch. ZeRO-3 does too, gathers each
-    layer for every forward and every backward, what is left (embedding, head) once for both, and copies all
-    of it into and out of buffers. In a pipeline it gathers once and reduces once, as torchtitan does.
-    Experts have replicas of their own (edp), along which the same is done. What is frozen is only gathered.
+    Without ZeRO, gradients are all-reduced once. With ZeRO-1 each gradient is sent to its owner, and weights
+    are gathered after the optimizer. ZeRO-2 has no memory for sums and reduces in every microbatch. So does
+    ZeRO-3; it gathers each layer for every forward and every backward, the rest (embedding, head) once for
+    both, and copies all of it into and out of buffers. In a pipeline it gathers once and reduces once, as
+    torchtitan does. For experts the same is done along their own replicas (edp). Frozen weights are only
+    gathered.
     """
     model, framework = job.model, job.framework
     kinds = kinds_on_rank(model, layout, stage)
@@ -46,8 +47,8 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
         routed = sum(many * expert_share(kind, layout) for kind, many in kinds)
         ops += _shared_out(job, layout, "edp", routed, 0, many, 0.0)
     if job.lora:
-        # One of an adapter's two matrices is whole on each tensor-parallel rank, which sees a part of what it
-        # does: W + S/t parameters of t ranks, W + S of one.
+        # One of an adapter's two matrices is whole on each tensor-parallel rank, and each rank computes a
+        # part of its gradient: W + S/t parameters on t ranks, W + S on one.
         t = np.asarray(layout.tp)
         alone = adapter_share(job, replace(layout, tp=1), stage)
         whole = (t * adapters - alone) / np.maximum(t - 1, 1)
@@ -55,41 +56,42 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
         return [*ops, sending("gradients of adapters", "tp", "S", "all_reduce", t > 1, size)]
     head = layout.pipeline.head_rank(layout.pp)
     last = stage == head
-    # A tied head on a stage of its own is a copy: the two gradients become one sum (Megatron-Core's
-    # finalize_model_grads.py). Of two ranks each sends as much as it has.
+    # A tied head on a stage of its own is a copy: the two gradients are summed (Megatron-Core's
+    # finalize_model_grads.py). Each of the two ranks sends its own gradient.
     two = model.tied * (head != 0) * ((stage == 0) | last)
     both = framework.gradient_bytes * model.vocab * model.hidden / np.asarray(layout.tp)
     ops.append(sending("gradient of a tied head", "pp", "S", "send", two, both))
     norms = (model.norms * count + last) * (1 if model.bare else 2)
-    # FSDP sums them before it has cast them, but where it keeps a sum over microbatches, as in a pipeline.
+    # FSDP sums them before the cast, unless it keeps a sum over microbatches, as in a pipeline.
     summed = (np.asarray(layout.pp) > 1) & (np.asarray(layout.zero) == 3)
     number = np.where(summed, framework.gradient_bytes, framework.number_bytes)
-    # With sequence parallelism each rank has seen a part of the tokens only.
+    # With sequence parallelism each rank has computed with a part of the tokens only.
     calls, size = layout.sequence_parallel * norms, number * model.hidden
     return [*ops, sending("gradients of norms", "tp", "S", "all_reduce", calls, size)]
 
 
 def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapters) -> list[Op]:
-    """What is sent for the parameters that the members of one axis hold: in `count` layers, and beside them.
-    adapters: those of them that are trained where the rest is frozen.
+    """What is sent for the parameters that the members of one axis hold: in `count` layers, and outside them.
+    adapters: the trained ones among them, if the rest is frozen.
 
-    With a shard smaller than dp, what ZeRO shares out it shares out over so many ranks (axis shard; eshard of
-    experts), and gradients are then summed over the groups (replicate, ereplicate), as HSDP does.
+    With a shard smaller than dp, ZeRO's state is sharded over so many ranks (axis shard; eshard for experts),
+    and gradients are then summed over the groups (replicate, ereplicate), as in HSDP.
     """
     framework, z = job.framework, np.asarray(layout.zero)
     n = framework.number_bytes
     m, g, piped = job.microbatches(layout), framework.gradient_bytes, np.asarray(layout.pp) > 1
-    own_call = (axis == "dp") * 1  # what is beside the layers goes in a call of its own
+    own_call = (axis == "dp") * 1  # parameters outside the layers have a call of their own
     frozen = job.lora is not None
     held, mine = layers + rest, adapters if frozen else layers + rest
-    in_layer = job.lora.weight_bytes if job.lora else n  # of a weight that is gathered
+    in_layer = job.lora.weight_bytes if job.lora else n  # bytes of a gathered weight
     over, across = {"dp": ("shard", "replicate"), "edp": ("eshard", "ereplicate")}[axis]
     over = over if layout.hybrid else axis
     reduced = np.where(framework.reduces_each & ((z == 2) | (z == 3) & ~piped), m, 1)  # times in a step
     whole = (z == 0) | (framework.reduces_whole & (z < 3))
     updated, sharded = (z == 1) | (z == 2), z == 3
     of_layer, of_rest = np.where(piped, 1, 2 * m), np.where(piped, 1, m)  # gathers
-    # To and from the buffers that travel: in each gather a weight is read and written (2 bytes each), in each
+    # Copies into and out of the communication buffers: each gather reads and writes a weight (2 bytes each),
+    # each
     # reduction a gradient is read (2) and written (g).
     weight = job.lora.weight_bytes if job.lora else 2
     copies = sharded * (held * of_layer * 2 * weight + mine * reduced * (2 + g))
@@ -98,8 +100,8 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
         # FSDPParam.all_gather_inputs and FSDPParamGroup.wait_for_unshard): 4 bytes read, 2 written.
         copies = copies + sharded * of_layer * (4 + n) * held / layout.members(over)
     owned = mine / np.where(z >= 1, layout.members(over), 1)
-    summed = np.where(z >= 2, owned, mine) * ~sharded  # gradients that stay from step to step
-    # Tensors of one call: a layer's, in the mean.
+    summed = np.where(z >= 2, owned, mine) * ~sharded  # gradients that are kept from step to step
+    # Tensors in one call: those of a layer, as the mean over the layers.
     calls, gathers = count + own_call, np.maximum(of_layer * count + of_rest * own_call, 1)
     of_call = mine / np.maximum(calls, 1)
     gathered = (of_layer * in_layer * layers + of_rest * n * rest) / gathers
@@ -116,13 +118,14 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
 
 
 def _optimizer(framework: Framework, owned, held) -> list[Op]:
-    """What is done with the gradients of `owned` parameters, in bytes through memory. In float32 (a copy
-    where they are not) they are read for their norm, read and written to be clipped, and read by Adam, which
-    reads and writes master copy, m and v. Weights are copied from the master copy, where there is one. The
+    """What is done with the gradients of `owned` parameters, in bytes through memory. In float32 (in a copy
+    if they have another type) they are read for their norm, read and written for clipping, and read by Adam,
+    which reads and writes master copy, m and v. Weights are copied from the master copy, if there is one. The
     sums of `held` parameters are set to 0. (Megatron-Core's distrib_optimizer.py, clip_grads.py and
     zero_grad_buffer; PyTorch's clip_grad_norm_.)
 
-    On the host: gradients go there, are read by Adam as above, and weights come back.
+    With offload to the host: gradients are copied there, Adam reads them as above, and weights are copied
+    back.
     """
     g, w, state = framework.gradient_bytes, framework.weight_bytes, framework.state_bytes
     weights = 2 * 4 if w == 4 else 4 + w

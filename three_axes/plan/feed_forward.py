@@ -1,4 +1,4 @@
-"""Lines of a layer's feed-forward part: one for all tokens, or many experts of which each token takes k.
+"""Operations of a layer's feed-forward part: one part for all tokens, or many experts, k for each token.
 
 Sources: Shazeer et al. 2017 and Lepikhin et al. 2020, section 3 (dispatch, experts, combine); Liu et al. 2025
 (MoE Parallel Folding: experts have their own tensor, expert and data parallelism over the same ranks);
@@ -17,14 +17,16 @@ ROUTER = "choice of experts"
 
 
 def feed_forward(at: LayerOnRank, eager: bool, last: tuple[str, ...]) -> list[Op]:
-    """From the norm's output to its sum. last: the recompute policies under which that sum is made again."""
+    """From the norm's output to the sum. last: the recompute policies under which the sum is
+    computed again.
+    """
     if not (e := at.model.experts):
         return dense(at, at.model.ffn, eager, last)
     return [*(dense(at, e.shared, eager, last) if e.shared else []), *experts(at, e, eager)]
 
 
 def _activation(moved, inside, gated: bool, eager: bool, **saved) -> list[Op]:
-    """SiLU 4 bytes a number, times the other half 6; fused 6 in all, a plain GELU 4."""
+    """SiLU moves 4 bytes a number, the product with the other half 6; fused 6 in all, a plain GELU 4."""
     return stream(
         "activation function",
         (5.0 if eager else 3.0 if gated else 2.0) * moved,
@@ -35,7 +37,7 @@ def _activation(moved, inside, gated: bool, eager: bool, **saved) -> list[Op]:
 
 
 def dense(at: LayerOnRank, width: int, eager: bool, last: tuple[str, ...]) -> list[Op]:
-    """One part, `width` wide, that all tokens go through, split over tp."""
+    """One part of this width for all tokens, split over tp."""
     model, t, sb, h, x = at.model, at.layout.tp, at.tokens, at.model.hidden, at.x
     inside, inputs = at.job.framework.number_bytes * sb * width / t, at.gathered(x)
     recomputed = ("per-op", "full")
@@ -60,10 +62,11 @@ def dense(at: LayerOnRank, width: int, eager: bool, last: tuple[str, ...]) -> li
 
 
 def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
-    """The routed ones. A rank's tokens, a part of its tp group's, each go to k experts' ranks and come back.
+    """The routed experts. A rank's tokens, a part of its tp group's, each go to k experts' ranks and come
+    back.
 
-    Letters: T tokens of a rank, E experts on ep ranks, each split over etp. A balanced router is counted;
-    `imbalance` of the framework scales what the fullest rank gets.
+    Letters: T tokens of a rank, E experts on ep ranks, each split over etp. The router is assumed to be
+    balanced; `imbalance` of the framework scales the load of the fullest rank.
     """
     layout, framework, h = at.layout, at.job.framework, at.model.hidden
     n, ep, etp = framework.number_bytes, layout.ep, layout.etp
@@ -73,16 +76,16 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     inside = n * rows * e.ffn / etp
     together = framework.fused_experts and at.precision.name == "mxfp8"
     kernels = 1 if framework.grouped or together else local
-    # One kernel narrows all experts' inputs only where the scales are known before.
+    # One kernel narrows all experts' inputs only if the scales are known before.
     casts = 1 if at.job.precision == "fp8" else kernels
-    alone = not (e.shared and framework.regathers)  # else the shared ones keep the same input
+    alone = not (e.shared and framework.regathers)  # otherwise the shared experts keep the same input
 
     def send(name: str, axis: str, phase: str, collective: str, payload, **where) -> Op:
         return sending(name, axis, phase, collective, 1, payload, **where)
 
     first = 2 if at.model.gated and framework.fused else 1  # gate and up are one product
     matrix = dict(groups=local, kernels=kernels, bytes_=at.precision.bytes, rate=at.precision.rate)
-    # torchtitan's per-op recompute saves no grouped product, nor what travels to it.
+    # torchtitan's per-op recompute keeps neither grouped products nor the tokens that are sent to them.
     again: dict = dict(recomputed=("per-op", "full"))
     inputs = dict(saved=at.narrow(n * rows * h), **again)
     up = grouped("experts, up", rows, h, first * e.ffn / etp, **matrix, **inputs)
@@ -93,7 +96,7 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     clamped, biased = _one_by_one(2 * inside, n * rows * h, local) if at.model.biases else ([], [])
     activation = _activation(inside, inside, at.model.gated, eager, recomputed=("per-op", "full", "modules"))
     between = [*clamped, *activation]
-    if together:  # in the kernels of the two products
+    if together:  # inside the kernels of the two products
         between, biased = ([op._replace(streamed=0.0, kernels=0) for op in ops] for ops in (between, biased))
     narrowed, apart = at.precision.rate != "bf16", 1 - together
     into = at.casts("experts, up", rows * h, apart * first * rows * e.ffn / etp, casts)
@@ -125,9 +128,9 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
 
 
 def _one_by_one(up, results, local) -> tuple[list[Op], list[Op]]:
-    """What gpt-oss has beside, of so many bytes, and Megatron-Core fuses with nothing (fused_bias_geglu.py,
-    `TEGroupedMLP._apply_bias`): up's results are clamped, each half by itself, and put together; and each of
-    `local` experts' rows of the results get its bias times the router's weight.
+    """Further operations of gpt-oss, in bytes moved, which Megatron-Core does not fuse (fused_bias_geglu.py,
+    `TEGroupedMLP._apply_bias`): up's results are clamped, each half separately, and put together; and each
+    row of `local` experts' results gets its bias times the router's weight.
     """
     # In passes of half precision: clamped 2, put together 2; backward masks of a byte, chosen, put together.
     again: dict = dict(recomputed=("per-op", "full", "modules"), saved_modules=0.0)

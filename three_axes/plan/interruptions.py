@@ -1,4 +1,4 @@
-"""What a lost GPU costs: how often a job stops, when to write a checkpoint, what share of the time trains."""
+"""What a lost GPU costs: how often a job stops, how often to write checkpoints, the share of useful time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ UNITS = {"days": 86400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
 
 
 def checkpoint_bytes(job: Job) -> float:
-    """Bytes of one checkpoint: what of a parameter outlives a step, weights and optimizer's state. Frozen
-    weights are on disk already.
+    """Bytes of one checkpoint: the bytes of a parameter that outlive a step, which are weights and optimizer
+    state. Frozen weights are on disk already.
     """
     params = adapter_share(job, Layout()) if job.lora else job.model.params
     return params * (job.framework.weight_bytes + job.framework.state_bytes)
@@ -26,8 +26,8 @@ def checkpoint_bytes(job: Job) -> float:
 
 @dataclass(frozen=True)
 class Interruptions:
-    """between: seconds from one to the next. size: bytes of a checkpoint, which takes `write` seconds. every:
-    seconds from one checkpoint to the next, the best. goodput: the share of the time that trains.
+    """between: seconds between two interruptions. size: bytes of a checkpoint, whose writing takes `write`
+    seconds. every: the best interval of checkpoints, in seconds. goodput: the share of the time that trains.
     """
 
     between: float
@@ -41,11 +41,11 @@ class Interruptions:
 
     @property
     def goodput(self) -> float:
-        """Useful time over all time, where interruptions come at random (Daly 2006). For rare ones that is
+        """Useful time over all time, for interruptions at random times (Daly 2006). If they are rare, this is
         1 − write/every − (every/2 + RESTART)/between.
         """
         often = (self.every + self.write) / self.between
-        if often + RESTART / self.between > 700:  # e to that power is no float
+        if often + RESTART / self.between > 700:  # e to this power is too large for a float
             return 0.0
         return self.every / self.between / math.exp(RESTART / self.between) / math.expm1(often)
 
@@ -58,8 +58,8 @@ def interruptions(e: Estimate) -> Interruptions:
 
 
 def going_on(e: Estimate) -> Estimate | None:
-    """The step on as many whole replicas as remain without one node and share the batch out evenly. Each
-    holds more of what ZeRO shares out, so it may not fit.
+    """The step on as many whole replicas as remain without one node and divide the batch evenly. Each rank
+    then holds a larger shard of ZeRO's state, so it may not fit.
     """
     for dp in range(e.layout.dp - int(e.layout.reach("dp", e.job.cluster.gpus_per_node)[0]), 0, -1):
         try:
@@ -76,7 +76,7 @@ def in_words(seconds: float) -> str:
 
 
 def what_it_stops(e: Estimate) -> str:
-    """What a lost GPU stops, how often, which checkpoints follow, and what goes on without its node."""
+    """A sentence on what a lost GPU stops, how often, which checkpoints follow, and what continues."""
     seen, less, ranks = interruptions(e), going_on(e), e.layout.ranks
     hours = e.job.cluster.gpu_hours_between_interruptions
     who = f"All {ranks:,}: every step needs each of them" if ranks > 1 else "The only one there is"

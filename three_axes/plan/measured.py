@@ -1,7 +1,8 @@
-"""What was measured of a run: a time or a speed, as a person or a log says it, and which layout it was of.
+"""Reads a measurement of a run: a time or a speed, in a user's words or from a log, and the layout it belongs
+to.
 
-`dp 8 tp 4 pp 2 = 16.2 s`, `DP 8 · TP 4 · PP 2 · b 1 · ZeRO-1 = 1,100 tokens/s`, `450 TFLOP/s`, or a line of
-a log in place of the number. What is said of a layout may be as the planner prints it.
+`dp 8 tp 4 pp 2 = 16.2 s`, `DP 8 · TP 4 · PP 2 · b 1 · ZeRO-1 = 1,100 tokens/s`, `450 TFLOP/s`, or a line of a
+log in place of the number. The layout may be written as the planner prints it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .planner import plan
 from .stages import layers_on_rank
 from .step import estimate
 
-# What a line of a log has -> unit of the number. Megatron-LM prints milliseconds of a step, torchtitan and
+# Pattern in a line of a log -> unit of its number. Megatron-LM prints milliseconds of a step, torchtitan and
 # nanotron tokens a second of one GPU, nanotron with a k or M behind.
 LINES = {
     r"elapsed time per iteration \(ms\): *([\d.,]+[kKM]?)": "ms",
@@ -30,7 +31,7 @@ LINES = {
 }
 _AMOUNT = rf"([\d.,]+[kKM]?) *(s|ms|tokens/s|(?:(?:{'|'.join(FLOPS)}) )?TFLOP/s)(?:/GPU)?"
 SIZES = tuple(axis.name for axis in AXES)
-# A word, or several, of a layout -> the fields that they say.
+# A word, or several, in a layout -> the fields that they set.
 _WORDS: dict[str, tuple[str, ...]] = {
     rf"({'|'.join(SIZES)})[ -]?(\d+)": (),
     r"b[ -]?(\d+)": ("microbatch",),
@@ -43,12 +44,12 @@ _WORDS: dict[str, tuple[str, ...]] = {
 
 
 def read(text: str) -> tuple[dict[str, Any], float, str]:
-    """(fields of the layout that are said, value, unit) of what was measured. The unit is s, ms, tokens/s (of
-    one GPU) or TFLOP/s (of one GPU, with what they count before it). Raises ValueError, in a sentence, where
-    no time or speed is found, or words of the layout are not known.
+    """(the layout's given fields, value, unit) of a measurement. The unit is s, ms, tokens/s (of one GPU) or
+    TFLOP/s (of one GPU, after a word for what they count). Raises ValueError with a sentence if no time or
+    speed is found, or words of the layout are not known.
     """
     layout, equals, amount = text.partition("=")
-    a_log = any(re.search(line, text) for line in LINES)  # which may have an equals sign of its own
+    a_log = any(re.search(line, text) for line in LINES)  # a log's line may contain an equals sign itself
     if not equals or a_log and not re.match(rf"\s*({'|'.join(SIZES)})[ -]?\d", layout, re.IGNORECASE):
         layout, amount = "", text
     return _layout(layout), *_amount(amount)
@@ -77,7 +78,7 @@ def _amount(text: str) -> tuple[float, str]:
 
 
 def _layout(text: str) -> dict[str, Any]:
-    """The fields of a layout that are said. Raises ValueError for a word that is none of these."""
+    """The fields of a layout that the text sets. Raises ValueError for an unknown word."""
     said: dict[str, Any] = {}
     rest = " ".join(text.replace("·", " ").split())
     while rest:
@@ -110,9 +111,9 @@ def _value(word: str) -> int | str:
 
 
 class Beside(NamedTuple):
-    """A measured step beside the estimate of its layout. ratio: measured seconds over predicted ones. mfu: as
-    `Estimate.mfu`, of the dense FLOP/s that are printed for half precision. inside: whether the step lies in
-    the interval of the estimate, whose ends are low and high, in seconds.
+    """A measured step, compared with the estimate of its layout. ratio: measured seconds over predicted ones.
+    mfu: as `Estimate.mfu`, of the printed dense half-precision FLOP/s. inside: whether the step lies in the
+    interval of the estimate, from low to high, in seconds.
     """
 
     step_seconds: float
@@ -149,10 +150,10 @@ def of_this_layout(job: Job, layout: Layout, texts: Sequence[str]) -> tuple[Job,
 
 
 def of_your_source(job: Job, texts: Sequence[str], **sizes: int | None) -> tuple[Job, dict[Layout, float]]:
-    """(the job with their bias taken out of its predictions, layout -> seconds of a step) of runs of the same
-    job, each as `read` takes it. sizes: those of all these layouts, where a text does not say another. What
-    is not said of a layout is as the planner would have it. Raises ValueError, in a sentence, for a text
-    without sizes and for a layout that cannot be.
+    """(the job, whose predictions are corrected for the bias of these runs; layout -> measured seconds of a
+    step). texts: runs of this job, as `read` takes them. sizes: of all these layouts, unless a text has
+    another. Other fields of a layout are those that the planner would choose. Raises ValueError with a
+    sentence for a text without sizes and for an impossible layout.
     """
     measured = {}
     given = {axis: size for axis, size in sizes.items() if size is not None}
@@ -168,7 +169,7 @@ def of_your_source(job: Job, texts: Sequence[str], **sizes: int | None) -> tuple
 
 
 def _seconds(job: Job, layout: Layout, text: str, value: float, unit: str) -> float:
-    """`step_seconds`. Raises ValueError for a step that is faster than GPUs can be."""
+    """`step_seconds`. Raises ValueError for a step that is faster than the GPUs can be."""
     seconds = step_seconds(job, layout, value, unit)
     if (share := _used(job, layout, seconds)) > 1:
         raise ValueError(
@@ -187,7 +188,7 @@ def _used(job: Job, layout: Layout, seconds: float) -> float:
 
 
 def _filled(job: Job, said: dict[str, Any]) -> Layout:
-    """A layout of which some fields are said, and the others are those of the fastest with its sizes."""
+    """The fastest layout with the given sizes and fields."""
     axes = Axes(**{axis: said.get(axis, 1) for axis in SIZES})
     of = plan(job, gpus=axes.ranks, **axes._asdict())
     found = next((rows[0].layout for rows in (of.ranked, of.tight, of.too_large) if rows), None)
@@ -197,9 +198,9 @@ def _filled(job: Job, said: dict[str, Any]) -> Layout:
 
 
 def step_seconds(job: Job, layout: Layout, value: float, unit: str) -> float:
-    """Seconds of a step. unit: as `read` gives it. TFLOP/s may count attention whole (Megatron-LM, nanotron,
-    torchtitan, and where nothing is said), its causal half (Llama 3), or all that the hardware computes,
-    layers twice where they are recomputed (Narayanan 2021).
+    """Seconds of a step. unit: as returned by `read`. TFLOP/s may count attention whole (Megatron-LM,
+    nanotron, torchtitan, and by default), its causal half (Llama 3), or all operations of the hardware, with
+    recomputed layers twice (Narayanan 2021).
     """
     if unit in ("s", "ms"):
         return value / (1000 if unit == "ms" else 1)

@@ -1,4 +1,6 @@
-"""What to say of a layout in a meeting: take it or not, against what, for how much, what may change that."""
+"""Sentences on a layout for a meeting: whether to take it, compared with what, its price, what may
+change that.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from .layout import Layout
 from .planner import Plan, plan
 from .step import Estimate, estimate
 
-TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, Table 3, where the reader does not say how many tokens
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, Table 3; used if no number of tokens is given
 
 
 def needs(layout: Layout) -> list[str]:
-    """What somebody must do to the model or its training for this layout."""
+    """What somebody must change in the model or its training for this layout."""
     words = {
         "matrices cut by TP": layout.tp > 1,
         "a pipeline": layout.pp > 1,
@@ -32,7 +34,7 @@ def lost_with_half_the_network(e: Estimate) -> float:
 
 
 def close_calls(of: Plan) -> str:
-    """The runners-up that tie with the pick, in a sentence; "" where there are none."""
+    """A sentence with the layouts that tie with the best; "" if there are none."""
     best, *others = of.by_axes
     near = [row for row in others if of.ties(row)]
     if not near:
@@ -42,9 +44,9 @@ def close_calls(of: Plan) -> str:
 
 
 def cheapest(of: Plan, tokens: float) -> str:
-    """Which half, quarter and so on of the GPUs still fit, and which number costs the fewest GPU-hours."""
+    """A sentence on whether a half, a quarter and so on of the GPUs suffice, and which number is cheapest."""
     hours, gpus = {of.gpus: of.estimate().gpu_hours(tokens)}, of.gpus // 2
-    with suppress(ValueError):  # sizes that are asked for may take more GPUs
+    with suppress(ValueError):  # fixed sizes may need more GPUs
         while gpus and (fewer := plan(of.job, gpus=gpus, **of.options)).ranked:
             hours[gpus] = fewer.estimate().gpu_hours(tokens)
             gpus //= 2
@@ -60,13 +62,13 @@ def cheapest(of: Plan, tokens: float) -> str:
 
 @dataclass(frozen=True)
 class Proposal:
-    """One layout, `mine`, for what `of` planned."""
+    """One layout, `mine`, as a proposal for the job that `of` planned."""
 
     mine: Estimate
     of: Plan
 
     def verdict(self) -> str:
-        """The recommendation; then what speaks for and against this layout beside the fastest that fits."""
+        """The recommendation, then the arguments for and against this layout beside the fastest that fits."""
         mine, of = self.mine, self.of
         if not of.ranked:
             return "No layout fits: take more GPUs, a smaller model or shorter sequences."
@@ -110,8 +112,8 @@ class Proposal:
         return " ".join([head, *(f"{name}: {'; '.join(said)}." for name, said in points.items() if said)])
 
     def cost(self, tokens: float | None = None) -> str:
-        """GPU-hours and days for so many tokens, 20 for each parameter where none are given, with what
-        interruptions take: a layout may fit and never finish.
+        """GPU-hours and days for so many tokens (by default 20 for each parameter), with the time lost to
+        interruptions: a layout may fit and never finish.
         """
         mine, of = self.mine, self.of
         count, goodput = tokens or TOKENS_PER_PARAMETER * mine.model.params, interruptions(mine).goodput
@@ -147,7 +149,9 @@ class Proposal:
         return Table(["", "sizes", "step", "free on a GPU", "half the network costs", "needs"], listed)
 
     def changes(self) -> Table:
-        """Half and twice of all that may turn out otherwise: who wins then, how far behind this layout is."""
+        """A table: with half and twice of each uncertain quantity, the best layout, and how far
+        behind this is.
+        """
         rows = []
         for what in CHANGES:
             for factor in (0.5, 2):
@@ -167,7 +171,7 @@ class Proposal:
         return Table(["change", "by", "then the fastest is", "this one"], rows)
 
     def assumptions(self) -> list[str]:
-        """What the figures take for granted."""
+        """The assumptions behind the figures."""
         mine = self.mine
         job, framework, device = mine.job, mine.job.framework, mine.job.cluster.device
         per_parameter = framework.weight_bytes + framework.gradient_bytes + framework.state_bytes

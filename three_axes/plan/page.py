@@ -1,4 +1,4 @@
-"""A plan as one page for a meeting: complete in itself, light or dark as the reader's browser is, on A4."""
+"""A plan as one page for a meeting: a single file, light or dark like the reader's browser, on A4."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ height: 2.6mm; background: var(--bar); print-color-adjust: exact; -webkit-print-
 
 
 def document(proposal: Proposal, sections: dict[str, str], tokens: float | None = None) -> str:
-    """The page: what the job is, what to do, for how many GPU-hours, the sections, title -> HTML, and what
-    all of it takes for granted. tokens: to train on, as `Proposal.cost` takes them.
+    """The page: the job, the recommendation, GPU-hours, the sections (title -> HTML), and the assumptions.
+    tokens: to train on, as for `Proposal.cost`.
     """
     mine, job = proposal.mine, proposal.of.job
     switches = "".join(f", {escape(switch)}" for switch in job.switches)
@@ -47,7 +47,7 @@ on {proposal.of.gpus} × {escape(job.cluster.device.name)} ({escape(job.cluster.
 
 
 def waterfall(e: Estimate) -> str:
-    """The seconds of a step, each bar from where the one above it ends."""
+    """The seconds of a step: each bar begins where the one above it ends."""
     rows, start, total = [], 0.0, e.step_seconds
     for name, seconds in e.time.items():
         if not seconds:
@@ -62,7 +62,7 @@ def waterfall(e: Estimate) -> str:
 
 
 def page(of: Plan, tokens: float | None = None) -> str:
-    """The page of a plan's best layout. Raises ValueError, in a sentence, where nothing fits."""
+    """The page of a plan's best layout. Raises ValueError with a sentence if nothing fits."""
     best, close = of.estimate(), close_calls(of)
     flips = Table(
         ["change", "by", "then the fastest is"],

@@ -1,4 +1,5 @@
-"""Which layout? Look at all, say why most will not do, rank the rest, and say what would change the answer.
+"""Which layout? Times all of them, says why most are not possible, ranks the rest, and what would change
+that.
 
 The same formulas as `cost` and `memory`, evaluated for all layouts of a kind at once.
 """
@@ -24,10 +25,9 @@ from .step import Estimate, estimate
 
 @dataclass(eq=False, repr=False)
 class Plan:
-    """All layouts of a job on so many GPUs. `ranked`: those that fit, fastest first. `tight`: those
-    that fit only if the allocator reserves less than usual, fastest first. `too_large`: the rest,
-    with the least first. `space`: all that was looked at. `measured`: layouts whose seconds of a step are
-    known."""
+    """All layouts of a job on so many GPUs. `ranked`: those that fit, fastest first. `tight`: those that fit
+    only if the allocator reserves less than usual, fastest first. `too_large`: the rest, smallest first.
+    `space`: all layouts. `measured`: layouts whose seconds of a step were measured."""
 
     job: Job
     space: Space
@@ -38,27 +38,29 @@ class Plan:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs each layout takes."""
+        """The number of GPUs of each layout."""
         return self.space.gpus
 
     @property
     def impossible(self) -> dict[Axes, str]:
-        """Sizes -> why they cannot be at all."""
+        """Sizes -> why no layout can have them."""
         return self.space.impossible
 
     @property
     def looked_at(self) -> int:
-        """How many layouts were timed, those that do not fit included."""
+        """The number of layouts that were timed, with those that do not fit."""
         return len(self.space.numbers)
 
     @property
     def options(self) -> dict:
-        """What `plan` was told beside the job and the GPUs."""
+        """The arguments of `plan` besides the job and the GPUs."""
         return dict(self.space.only)
 
     @property
     def best(self) -> Candidate:
-        """The fastest that fits. Raises ValueError where none does: why, and what would help."""
+        """The fastest layout that fits. Raises ValueError with the reason, and what would help, if
+        none does.
+        """
         if self.ranked:
             return self.ranked[0]
         device, model = self.job.cluster.device, self.job.model.name
@@ -82,7 +84,7 @@ class Plan:
 
     @cached_property
     def remedies(self) -> list[str]:
-        """What would make it fit where nothing does, in words: see `remedies`."""
+        """Sentences on what would make it fit if nothing does: see `remedies`."""
         from .remedies import remedies
 
         fits = lambda job, gpus, **only: bool(plan(job, gpus=gpus, **only).ranked)
@@ -94,23 +96,25 @@ class Plan:
         return sure(self.job)
 
     def ties(self, row: Candidate) -> bool:
-        """Whether a layout is so little behind the best that runs might have it the other way round."""
+        """Whether a layout is so close to the best that real runs might reverse their order."""
         return row.seconds <= (1 + self.sure.apart) * self.best.seconds
 
     @cached_property
     def by_axes(self) -> list[Candidate]:
-        """The best of each sizes of the axes, fastest first."""
+        """The best layout of each combination of sizes, fastest first."""
         return self.ranked.first_of_each() if self.ranked else []
 
     def estimate(self, row: Candidate | None = None) -> Estimate:
-        """The best layout, or another row, with its time and memory by what for; of the sizes of a measured
-        one it is as far off as that.
+        """The estimate of the best layout, or of another row. If a layout with the same sizes was measured,
+        its correction is applied.
         """
         made = estimate(self.job, (row or self.best).layout)
         return replace(made, off=_off(self.job, self.measured).get(made.layout.axes, 1.0))
 
     def why(self, **sizes: int) -> str:
-        """Why these sizes, dp=4, tp=8 say, are where they are: what they lose to the best, or why not."""
+        """Why these sizes, such as dp=4, tp=8, are not the best: what they lose, or why they are
+        impossible.
+        """
         axes = Axes(**sizes)
         if axes in self.impossible:
             return self.impossible[axes]
@@ -156,7 +160,7 @@ class Plan:
         )
 
     def alone(self) -> str:
-        """A sentence that one GPU would be as fast; "" where it would not, or cannot hold the model."""
+        """A sentence that one GPU would be as fast; "" if it would not, or cannot hold the model."""
         weights = self.job.model.params * self.job.framework.weight_bytes
         if self.gpus == 1 or weights > self.job.cluster.device.memory or self.space.only:
             return ""
@@ -166,8 +170,8 @@ class Plan:
         return f"one GPU would be as fast: {one.best.seconds:.3f} s with {one.best.layout}"
 
     def flips(self) -> list[tuple[str, float, Candidate]]:
-        """(what, times how much, the winner then): the smallest change of each that makes others win, from
-        half to twice.
+        """(quantity, factor, the best layout then): for each quantity the smallest change, from half to
+        twice, that makes another layout the best.
         """
         flipped = []
         for what in CHANGES:
@@ -179,7 +183,7 @@ class Plan:
         return flipped
 
     def changed(self, what: str, factor: float) -> Plan | None:
-        """The plan with one thing (of CHANGES) times `factor`; None where no job can have that."""
+        """The plan with one quantity (of CHANGES) times `factor`; None if no job can have that value."""
         try:
             job = self.job.changed(what, factor)
         except ValueError:
@@ -188,7 +192,7 @@ class Plan:
         return _ranked(job, space, {})
 
     def table(self, rows: int = 10) -> Table:
-        """The best of each sizes; no rows where nothing fits."""
+        """A table of the best layout of each combination of sizes; without rows if nothing fits."""
         best = self.ranked[0].seconds if self.ranked else 0.0
         job = self.job
         tokens = job.global_batch * job.seq_len / self.gpus
@@ -213,10 +217,10 @@ def plan(job: Job, *, gpus: int, measured: Mapping[Layout, float] | None = None,
     """Every layout of a job on `gpus` GPUs that its framework offers: all dp·tp·pp, microbatches, schedules,
     interleavings, ZeRO stages, recompute, SP.
 
-    measured: layouts whose seconds are known, as `measured.of_your_source` has them with the job. only: sizes
-    of axes that are given, tp=8 say. With a fused attention 'selective' recompute is as 'none', and is looked
-    at where it alone is asked for. Raises ValueError for numbers that make no sense. A plan without a layout
-    that fits has an empty `ranked`.
+    measured: layouts whose seconds are known, as returned by `measured.of_your_source` with the job. only:
+    fixed sizes of axes, such as tp=8. With fused attention, 'selective' recompute equals 'none', and is tried
+    only if it is the only one requested. Raises ValueError for numbers that make no sense. If no layout fits,
+    the plan's `ranked` is empty.
     """
     whole("gpus", gpus, 1, 10**7)
     only = {axis: size for axis, size in only.items() if size is not None}
@@ -226,7 +230,7 @@ def plan(job: Job, *, gpus: int, measured: Mapping[Layout, float] | None = None,
 
 
 def _off(job: Job, measured: Mapping[Layout, float]) -> dict[Axes, float]:
-    """Sizes of a measured layout -> measured over predicted seconds, when its source's bias is taken out."""
+    """Sizes of a measured layout -> measured over predicted seconds, after its source's bias is taken out."""
     return {at.axes: seconds / estimate(job, at).step_seconds for at, seconds in measured.items()}
 
 

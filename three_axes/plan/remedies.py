@@ -1,4 +1,4 @@
-"""What would make a job fit that does not, found by trying, the cheapest first."""
+"""Finds what would make a job fit, by trying changes, the cheapest first."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ MORE_GPUS = (2, 4, 8, 16, 32, 64)  # times as many are tried
 
 
 def remedies(job: Job, gpus: int, fits: Callable[..., bool], **only) -> list[str]:
-    """At most three, in words: the first change that leaves the training as it is, from how many GPUs on it
-    fits, and the first that trains less. fits: whether (job, gpus, **only) has a layout.
+    """At most three sentences: the first change that computes the same training, the number of GPUs from
+    which on it fits, and the first change that trains less. fits: whether (job, gpus, **only) has a layout
+    that fits.
     """
     kinds = (_same(job, gpus, only), _more(job, gpus, only), _less(job, gpus, only))
     helping = (next((words for words, *changed in kind if _tried(fits, *changed)), None) for kind in kinds)
@@ -22,7 +23,7 @@ def remedies(job: Job, gpus: int, fits: Callable[..., bool], **only) -> list[str
 
 
 def _tried(fits: Callable[..., bool], job: Job, gpus: int, only: dict) -> bool:
-    """Sizes that cannot be at all do not fit either."""
+    """Whether it fits; impossible sizes do not."""
     try:
         return fits(job, gpus=gpus, **only)
     except ValueError:
@@ -30,7 +31,7 @@ def _tried(fits: Callable[..., bool], job: Job, gpus: int, only: dict) -> bool:
 
 
 def _same(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
-    """Changes that compute the same, the cheapest in seconds first."""
+    """Changes that compute the same result, the cheapest in seconds first."""
     f = job.framework
     other = lambda **changed: replace(job, framework=replace(f, **changed))
     if "full" not in f.recomputes:
@@ -47,13 +48,13 @@ def _same(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
 
 
 def _more(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
-    """More GPUs, and a batch that is large enough for them."""
+    """More GPUs, with a batch that is large enough for them."""
     for times in MORE_GPUS:
         yield f"from {gpus * times} GPUs on", job, gpus * times, only
 
 
 def _less(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
-    """Changes to what is trained, or to how."""
+    """Changes to what is trained, or how."""
     if not job.framework.eight_bit and not job.lora:
         eight = replace(job.framework, eight_bit=True)
         yield "with 8-bit Adam (--with 8-bit-adam)", replace(job, framework=eight), gpus, only

@@ -1,4 +1,4 @@
-"""Model shapes: the few numbers of a transformer that decide what it weighs and costs.
+"""Model shapes: the few numbers of a transformer that determine its memory and its cost.
 
 Letters: L layers, h hidden, a attention heads, g key/value heads (a of them without grouped queries), f the
 width of the feed-forward part, V vocabulary; of experts E, of which each token goes through k.
@@ -14,13 +14,13 @@ from ..checks import whole
 
 @dataclass(frozen=True)
 class Experts:
-    """A feed-forward part of many, a few of which a router picks for each token.
+    """A feed-forward part of many experts, of which a router picks a few for each token.
 
-    count: how many are routed to (E). per_token: how many each token goes through (k). ffn: the width of
-    each. shared: the width of those that every token goes through, together. shared_gate: a number a token
-    scales what these give (Qwen2). dense_layers: the first so many layers of the model have a plain
-    feed-forward part. every: of each so many layers the last one alone has experts (Llama 4). router_bias: a
-    number an expert. Raises ValueError for sizes that cannot be.
+    count: routed experts (E). per_token: experts for each token (k). ffn: width of each. shared: the total
+    width of the experts that every token goes through. shared_gate: a number for each token scales their
+    result (Qwen2). dense_layers: the first so many layers of the model have a plain feed-forward part. every:
+    of so many layers only the last one has experts (Llama 4). router_bias: a number for each expert. Raises
+    ValueError for sizes that are impossible.
     """
 
     count: int
@@ -66,16 +66,16 @@ class Latent:
 class ModelShape:
     """A decoder-only transformer. Sizes are counts, not bytes.
 
-    kv_heads: fewer than heads with grouped-query attention. gated: a SwiGLU feed-forward part, with
-    three matrices instead of two. biases: on every matrix of a block, as GPT has. qkv_biases: on
-    those three only. tied: the head is the embedding, transposed. positions: learned ones, 0 if none.
-    qk_norm: a norm of each head's queries and keys (Qwen3). norms: of the hidden width, in a layer. sinks: a
-    number a head in the softmax's sum (gpt-oss). window, windowed: in so many layers a token sees only the
-    last `window` tokens; chunked: or those of its part of the sequence, of as many (Llama 4). mtp: modules
-    behind the last layer that predict further tokens (DeepSeek-V3, section 2.2), each a layer, the projection
-    of two vectors before it, and the head and its loss once more; they are no part of `params`. experts,
-    latent: see there; `ffn` is then the width of the dense layers. Raises ValueError for sizes that make no
-    model.
+    kv_heads: fewer than heads with grouped-query attention. gated: a SwiGLU feed-forward part, with three
+    matrices instead of two. biases: on every matrix of a block, as in GPT. qkv_biases: on those three only.
+    tied: the head is the embedding, transposed. positions: learned ones, 0 if none. qk_norm: a norm of each
+    head's queries and keys (Qwen3). norms: of the hidden width, in a layer. sinks: a number for each head in
+    the softmax's sum (gpt-oss). window, windowed: in so many layers a token sees only the last `window`
+    tokens; chunked: or those of its part of the sequence, with parts of that length (Llama 4). mtp: modules
+    after the last layer that predict further tokens (DeepSeek-V3, section 2.2). Each is a layer, the
+    projection of two vectors before it, and the head and its loss once more; they do not count in `params`.
+    experts, latent: see there; `ffn` is then the width of the dense layers. Raises ValueError for sizes that
+    make no model.
     """
 
     name: str
@@ -152,7 +152,7 @@ class ModelShape:
 
     @property
     def k_width(self) -> int:
-        """Keys of a token that the attention reads, all heads together."""
+        """Numbers in the keys of a token that the attention reads, all heads together."""
         return self.q_width if self.latent else self.kv_width
 
     @property
@@ -167,7 +167,7 @@ class ModelShape:
 
     @property
     def out_width(self) -> int:
-        """What the attention gives for a token: rows of its output matrix."""
+        """Width of the attention's result for a token: rows of its output matrix."""
         return self.heads * (self.latent.values if self.latent else self.head_dim)
 
     @property
@@ -181,12 +181,14 @@ class ModelShape:
         return queries + h * (at.kv_rank + at.rope) + up + out * h
 
     def matrices(self, width: int) -> int:
-        """Parameters in the matrices of a feed-forward part of such a width."""
+        """Parameters in the matrices of a feed-forward part of this width."""
         return (3 if self.gated else 2) * self.hidden * width
 
     @property
     def shared_params(self) -> int:
-        """What each token goes through in a layer's feed-forward part, whatever the router says."""
+        """Parameters that each token goes through in a layer's feed-forward part, whatever the
+        router picks.
+        """
         if not (e := self.experts):
             return self.matrices(self.ffn)
         return self.matrices(e.shared) + self.hidden * (e.count + e.shared_gate)
@@ -211,7 +213,7 @@ class ModelShape:
 
     @property
     def vector_params(self) -> int:
-        """Parameters of one layer that are no matrix's and no routed expert's: norms and biases."""
+        """Parameters of one layer outside matrices and routed experts: norms and biases."""
         made = self.norm_params + self.sinks * self.heads + 2 * self.head_dim * self.qk_norm
         made += self.biases * self.hidden + (self.biases or self.qkv_biases) * (
             self.q_width + 2 * self.kv_width
@@ -222,8 +224,8 @@ class ModelShape:
 
     @property
     def whole_params(self) -> int:
-        """Parameters of one layer that every tensor-parallel rank holds whole: norms, biases behind a split
-        by rows, the router, and the ways down of latent attention.
+        """Parameters of one layer that every tensor-parallel rank holds whole: norms, biases after a split by
+        rows, the router, and the projections down of latent attention.
         """
         norms = self.norm_params + 2 * self.head_dim * self.qk_norm
         biases = self.biases * self.hidden * (1 if self.experts else 2)
@@ -240,7 +242,7 @@ class ModelShape:
 
     @cached_property
     def kinds(self) -> list[tuple[ModelShape, int]]:
-        """(shape, how many): its dense layers, where it has some, and those with experts, or all layers."""
+        """(shape, number of layers): its dense layers, if any, and its layers with experts; or all layers."""
         e = self.experts
         dense = (e.dense_layers or self.layers - self.layers // e.every) if e else 0
         return [(replace(self, experts=None), dense)] * bool(dense) + [(self, self.layers - dense)]
@@ -252,7 +254,7 @@ class ModelShape:
 
     @property
     def embedding_params(self) -> int:
-        """On the first pipeline stage: tokens, and positions where they are learned."""
+        """On the first pipeline stage: token embeddings, and learned positions."""
         return (self.vocab + self.positions) * self.hidden
 
     @property
@@ -268,7 +270,7 @@ class ModelShape:
         return layers + self.embedding_params + self.head_params
 
     def attended(self, seq_len):
-        """Tokens that one looks at, in the mean over layers, in units of a whole sequence's causal half."""
+        """Tokens that a token attends to, as the mean over layers, in units of a sequence's causal half."""
         slides = 2 - self.window / seq_len if not self.chunked else 1
         seen = self.window * slides if self.window < seq_len else seq_len
         return seq_len + self.windowed / self.layers * (seen - seq_len)

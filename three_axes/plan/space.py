@@ -1,4 +1,4 @@
-"""All layouts that the planner looks at, and what they take: bytes once, seconds for each cluster."""
+"""All layouts that the planner times, and what each takes: bytes once, seconds for each cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from .stages import layers_on_rank
 
 
 class Group(NamedTuple):
-    """Layouts of one schedule and recompute policy. which: each one's list. once: what they do per step."""
+    """Layouts of one schedule and recompute policy. which: the number of each one's list of operations. once:
+    operations of a whole step.
+    """
 
     layouts: Layout
     which: np.ndarray
@@ -30,11 +32,12 @@ class Group(NamedTuple):
 
 
 class Space:
-    """Every layout of a job on so many GPUs that its framework offers. only: sizes that are given.
+    """Every layout of a job on so many GPUs that its framework offers. only: fixed sizes.
 
-    numbers: a row for each, with its bytes on the fullest GPU. names: a schedule and a recompute policy for
-    each number in its column 'names'. impossible: sizes -> why they cannot be at all. Neither depends on how
-    fast the cluster is, nor do the lists of operations: `serves` says which jobs may share them.
+    numbers: a row for each layout, with its bytes on the fullest GPU. names: a schedule and a recompute
+    policy for each number in its column 'names'. impossible: sizes -> why no layout can have them. Neither
+    these nor the lists of operations depend on the speed of the cluster: `serves` says which jobs may share
+    them.
     """
 
     def __init__(self, job: Job, gpus: int, only: dict[str, int]):
@@ -47,7 +50,7 @@ class Space:
         which = np.arange(len(rows)) if self._lists.which is None else self._lists.which
         framework, looked_at = job.framework, []
         recomputes: Sequence[str] = framework.recomputes
-        if framework.fused_attention:  # nothing is left to recompute: looked at where it alone is asked for
+        if framework.fused_attention:  # nothing is left for it to recompute: tried only if requested alone
             recomputes = [r for r in recomputes if r != "selective"] or recomputes
         if not (
             job.model.experts or job.model.latent
@@ -72,8 +75,8 @@ class Space:
         return self.job.framework.layout(**sizes, sequence_parallel=rows["sp"], **named)
 
     def partly(self, job: Job, every: np.ndarray, most: float) -> np.ndarray:
-        """More rows, where nothing recomputed takes more than so many bytes and all layers do not: as few of
-        each stage as fit. every: what `timed` gave.
+        """Further rows: layouts that fit with some layers recomputed, but not with none. On each stage as few
+        layers are recomputed as possible. most: the bytes that fit. every: the result of `timed`.
         """
         if not job.framework.recomputes_some:
             return every[:0]
@@ -90,7 +93,7 @@ class Space:
             layouts = self._layouts(rows, schedule=schedule, recompute=recompute)
             layers, chunks = layers_on_rank(model, layouts, np.minimum(1, layouts.pp - 1)), layouts.chunks
             over = (none - most) / (none - rows["memory"])
-            rows["recomputed"] = chunks * np.ceil(over * layers / chunks)  # of each chunk as many
+            rows["recomputed"] = chunks * np.ceil(over * layers / chunks)  # the same number in each chunk
             layouts = self._layouts(rows, schedule=schedule, recompute=recompute)
             of_kinds = saved(self._lists._replace(which=group.which[can]), recompute)
             rows["memory"] = peak_memory(job, layouts, of_kinds=of_kinds)
@@ -100,8 +103,8 @@ class Space:
         return np.concatenate(made)
 
     def serves(self, job: Job) -> bool:
-        """Whether a job has the same layouts: it may differ in the speeds of its cluster, and in the memory
-        of a GPU where there are no experts, whose layouts are looked at only if their states fit.
+        """Whether a job has the same layouts. It may differ in the speeds of its cluster, and without experts
+        also in the memory of a GPU (layouts of experts are timed only if their states fit).
         """
         device = self.job.cluster.device
         if not job.model.experts:
@@ -114,7 +117,7 @@ class Space:
     def timed(self, job: Job) -> np.ndarray:
         """The numbers with seconds on a job's cluster."""
         device = replace(job.cluster.device, memory=self.job.cluster.device.memory)
-        speeds = replace(job.cluster, device=device)  # all that seconds depend on
+        speeds = replace(job.cluster, device=device)  # the only part on which seconds depend
         if speeds not in self._seconds:
             self._seconds[speeds] = self._timed(job)
         timed = self.numbers.copy()

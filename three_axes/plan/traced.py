@@ -1,4 +1,6 @@
-"""By hand, what `three_axes.trace` finds of a real model: its collectives, and what plain PyTorch holds."""
+"""Formulas for what `three_axes.trace` finds in a real model: its collectives, and what plain
+PyTorch holds.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +12,29 @@ from .layout import Layout
 from .memory import stage_memory
 from .shape import ModelShape
 
-# PyTorch's own pieces, as torchtitan has them, but for a recompute that stops where nothing more is needed.
+# PyTorch's own parts, as torchtitan uses them, except a recompute that stops when nothing more is needed.
 PYTORCH = replace(FRAMEWORKS["torchtitan"], name="pytorch", whole_recompute=False)
 PLANS: dict[str, Framework] = {
     "Megatron's": PYTORCH,
-    # Each matrix by itself: seven sums a layer where one gates, and none at the ends, which are whole.
+    # Each matrix by itself: seven sums in a gated layer, and none at the ends, which are whole.
     "usual": replace(PYTORCH, merged=False, split_vocabulary=False),
 }
 
 
 def microbatches(pp: int) -> int:
-    """Microbatches of a traced step; in a pipeline one more than are in flight, so that sums of gradients are
-    there.
+    """Microbatches of a traced step; in a pipeline one more than are in flight, so that sums of gradients
+    exist.
     """
     return 1 if pp == 1 else pp + 1
 
 
 def traced_job(model: ModelShape, seq_len: int, layout: Layout, plan: str = "Megatron's", **changed) -> Job:
-    """The step that `trace` runs. changed: of the framework."""
+    """The step that `trace` runs. changed: fields of the framework."""
     batch = layout.dp * layout.microbatch * microbatches(layout.pp)
     return Job(model, global_batch=batch, seq_len=seq_len, framework=replace(PLANS[plan], **changed))
 
 
-# What plain PyTorch holds and fused kernels do not: name -> part of memory, and what makes the difference.
+# What plain PyTorch holds and fused kernels do not: name -> part of memory, and the cause of the difference.
 _BEYOND = {
     "gathered inputs, kept whole by DTensor": ("activations", {"regathers": True}),
     "SiLU's output, kept beside its input": ("activations", {"fused": True}),
@@ -42,7 +44,7 @@ _BEYOND = {
 
 
 def beyond(model: ModelShape, layout: Layout, seq_len: int) -> dict[str, float]:
-    """What for -> bytes that plain PyTorch holds at a trace's peak and Megatron-LM's fused kernels do not."""
+    """Name -> bytes that plain PyTorch holds at a trace's peak and Megatron-LM's fused kernels do not."""
     held = lambda **changed: stage_memory(traced_job(model, seq_len, layout, **changed), layout, 0, 0)
     plain = held()
     return {name: float(plain[part] - held(**changed)[part]) for name, (part, changed) in _BEYOND.items()}
