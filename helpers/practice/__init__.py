@@ -1,4 +1,6 @@
-"""Predictions and exercises: the reader commits, writes a few lines, and is told what they do."""
+"""Predictions and exercises: the reader chooses or writes an answer, and gets an explanation of
+what it does.
+"""
 
 from three_axes.doors import door
 

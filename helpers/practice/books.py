@@ -1,4 +1,6 @@
-"""Where the notebooks and their exercises are, read without PyTorch, and where what is made of them goes."""
+"""Finds the notebooks and their exercises, without importing PyTorch, and the folder for files made
+from them.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 BUILD = Path("build")  # in the reader's folder
-LATER = "## For another day"  # ends the lesson
+LATER = "## For another day"  # the heading after the lesson
 LEVELS = {"easy": 5, "medium": 9, "hard": 60}  # name -> minutes, at most
-PUZZLE = 12  # minutes from which on the solution's lines, out of their order, are a hint
+PUZZLE = 12  # minutes from which on a hint has the solution's lines, sorted
 
 
 def notebooks() -> list[Path]:
-    """The fourteen, in order, and then those beyond them."""
+    """The fourteen notebooks in order, and then those beyond them."""
     folder = find("notebooks")
     return sorted(folder.glob("[01]*.ipynb")) + sorted((folder / "beyond").glob("b*.ipynb"))
 
@@ -35,12 +37,12 @@ def drop_number(path: Path) -> str:
 
 
 def module_of(number: str) -> str:
-    """What belongs to a notebook: '07' -> drops.d07, 'b2' -> drops.b2."""
+    """The module of a notebook: '07' -> drops.d07, 'b2' -> drops.b2."""
     return "drops." + (f"d{number}" if number.isdigit() else number)
 
 
 def read_book(path: Path) -> dict:
-    """A notebook as its file has it, but for each cell's source, which is one text."""
+    """A notebook's JSON, with each cell's source as one string."""
     book = json.loads(path.read_text(encoding="utf-8"))
     for cell in book["cells"]:
         cell["source"] = "".join(cell["source"])
@@ -56,7 +58,7 @@ def write_book(book: dict, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Written:
-    """An exercise as its file has it. solution: the source of the function that passes."""
+    """An exercise, read from its file. solution: the source of the function that passes."""
 
     name: str
     minutes: int
@@ -70,12 +72,12 @@ class Written:
 
     @property
     def steps(self) -> list[str]:
-        """The hints; of the hardest exercises the second has the solution's lines, to be put in order."""
+        """The hints; for the hardest exercises the second has the solution's lines, to be put in order."""
         return self.hints[:1] + [_puzzle(self.solution)] * (self.minutes >= PUZZLE) + self.hints[1:]
 
 
 def _puzzle(function: str) -> str:
-    """The lines of a function, sorted by their letters."""
+    """The lines of a function, sorted alphabetically."""
     (made,) = ast.parse(function).body
     assert isinstance(made, ast.FunctionDef)
     has_docstring = ast.get_docstring(made) is not None
@@ -86,7 +88,7 @@ def _puzzle(function: str) -> str:
 
 @cache
 def written(drop: str) -> dict[str, Written]:
-    """Name in the drop's file -> exercise, in order: read from the file, which need not be imported."""
+    """Name in the drop's file -> exercise, in order; reads the file without importing it."""
     text = find(f"notebooks/{module_of(drop).replace('.', '/')}/exercises.py").read_text(encoding="utf-8")
     body = ast.parse(text).body
     lines = text.splitlines(keepends=True)
@@ -105,7 +107,7 @@ def written(drop: str) -> dict[str, Written]:
 
 
 def solutions_hidden() -> bool:
-    """Whether a teacher has put the solutions away."""
+    """Whether a teacher has hidden the solutions."""
     return os.environ.get("THREE_AXES_SOLUTIONS") == "hidden"
 
 
@@ -116,7 +118,7 @@ def exercises() -> dict[str, list[str]]:
 
 @cache
 def lessons() -> dict[str, list[str]]:
-    """Drop -> the names of those exercises that its notebook checks before what is for another day."""
+    """Drop -> the names of the exercises that its notebook checks before the part for another day."""
     named = {}
     for path in notebooks():
         sources = (cell["source"] for cell in read_book(path)["cells"])
@@ -127,9 +129,9 @@ def lessons() -> dict[str, list[str]]:
 
 
 def answering(notebook: NotebookNode) -> dict[str, list[str]]:
-    """Cell id -> the predictions that its output may answer: `guess` for the cells behind
-    `guess = predict(…)`, up to the one with `guess.reveal(…)`, and on to the next heading: what is drawn
-    there shows the answer too.
+    """Cell id -> the predictions that its output may answer. These are `guess` for the cells after `guess =
+    predict(…)` up to the one with `guess.reveal(…)`, and on to the next heading, because pictures there may
+    show the answer too.
     """
     answered_by: dict[str, list[str]] = {}
     open_: list[str] = []

@@ -1,6 +1,4 @@
-"""Flashcards: the course's questions, and the reader's own mistakes, to be gone through until all
-are known.
-"""
+"""Flashcards: the course's questions, and the reader's own mistakes, repeated until all are known."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ SPACING = 1, 3, 7, 21  # days, after a card was known once, twice, …
 
 @dataclass(frozen=True)
 class Card:
-    """A question, its answer, and what teaches it: a drop, '01' to '14' or beyond them 'b2', and its
-    section.
+    """A question, its answer, and where it is taught: a drop ('01' to '14', or 'b2' beyond them)
+    and a section.
     """
 
     drop: str
@@ -30,7 +28,9 @@ class Card:
 
 
 def load(*drops: int | str) -> list[Card]:
-    """The cards of some drops, or all. Raises ValueError for a drop that does not exist."""
+    """The cards of some drops; without arguments, of all. Raises ValueError for a drop that does
+    not exist.
+    """
     cards = [Card(**row) for row in rows_of("flashcards.csv")]
     known = list(dict.fromkeys(c.drop for c in cards))
     if unknown := [d for d in drops if str(d).zfill(2) not in known]:
@@ -39,10 +39,10 @@ def load(*drops: int | str) -> list[Card]:
 
 
 class Deck:
-    """Cards in turn. `know()` puts the top one away, `not_yet()` puts it back three places further down.
+    """Cards in turn. `know()` puts the top card away, `not_yet()` puts it three places further down.
 
-    A card that is known comes back after 1, 3, 7 and then each 21 days; one that is not, at once. In a
-    notebook the deck has buttons; without a kernel the questions stay, each with its answer folded.
+    A known card is asked again after 1, 3, 7 and then every 21 days; another one in the same session. In a
+    notebook the deck has buttons; without a kernel it is a list of questions, each with its answer folded.
     """
 
     def __init__(self, cards: list[Card]):
@@ -50,11 +50,11 @@ class Deck:
 
     @property
     def top(self) -> Card | None:
-        """The card to be asked next, None where none is left."""
+        """The next card; None if none is left."""
         return self.left[0] if self.left else None
 
     def show(self) -> None:
-        """Turn the top card."""
+        """Show the answer of the top card."""
         self.shown = True
 
     def know(self) -> None:
@@ -62,7 +62,7 @@ class Deck:
         if self.left:
             done, card = passed.mine(), self.left.popleft()
             times, day = done.cards.get(card.front, (0, ""))
-            if day <= str(date.today()):  # else it was known today already, and counts once
+            if day <= str(date.today()):  # otherwise it was known today already, which counts once
                 _asked_again(done, card, times + 1, SPACING[min(times, len(SPACING) - 1)])
         self.shown = False
 
@@ -75,7 +75,7 @@ class Deck:
         self.shown = False
 
     def again(self) -> None:
-        """All of them, from the first."""
+        """Begin again with all cards."""
         self.left, self.shown = deque(self.all), False
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class Deck:
 
         def look() -> None:
             face.value = self._face()
-            for button in buttons[1:3]:  # whether one knew is seen only beside the answer
+            for button in buttons[1:3]:  # know and not yet, which are shown only beside the answer
                 button.disabled = not self.shown
 
         def press(action):
@@ -128,8 +128,8 @@ def _asked_again(done: passed.Done, card: Card, times: int, days: int) -> None:
 
 
 def due(done: passed.Done) -> list[Card]:
-    """The cards to be asked today, of the drops that were read: first what was not known, then what waits
-    longest, then new ones, of the drop read last first.
+    """The cards to ask today, of the drops that were read: first those that were not known, then those that
+    are due for longest, then new ones, beginning with the drop read last.
     """
     today = str(date.today())
 
@@ -142,8 +142,8 @@ def due(done: passed.Done) -> list[Card]:
 
 
 def beginning(day: str) -> Deck:
-    """Three of the cards that are due, to be asked at the beginning of a drop. A drop that begins later on
-    the same day, YYYY-MM-DD, asks others.
+    """Three of the cards that are due, for the beginning of a drop. Another drop on the same day, YYYY-MM-DD,
+    has other cards.
     """
     done = passed.mine()
     asked = [card for card in due(done) if done.asked.get(card.front) != day][:3]
@@ -154,8 +154,8 @@ def beginning(day: str) -> Deck:
 
 
 def deck(*drops: int | str) -> Deck:
-    """`deck()` has the cards that are due today, or, where no drop was read yet, those of the fourteen;
-    `deck(1, "b2")` all of two drops that you name.
+    """`deck()` has the cards that are due today or, if no drop was read yet, those of the fourteen drops;
+    `deck(1, "b2")` has all cards of two drops.
     """
     done = passed.mine()
     if done.left and not drops:

@@ -1,5 +1,5 @@
-"""A layout in front of a reviewer: seven hard questions, each answered by figures computed on the spot, and
-one page to take along.
+"""Defends a layout before a reviewer: seven hard questions, each answered with figures that are computed on
+the spot, and one page to take along.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class Defence:
-    """`layout` for what `of` planned: the same model, cluster, GPUs, batch and sequence length.
+    """Defends `layout` for the job that `of` planned: the same model, cluster, GPUs, batch and sequence
+    length.
 
-    Raises ValueError, in a sentence, when the layout cannot be or takes another number of GPUs.
+    Raises ValueError with a sentence if the layout is impossible or needs another number of GPUs.
     """
 
     of: Plan
@@ -52,7 +53,7 @@ class Defence:
     def __post_init__(self):
         if self.layout.ranks != self.of.gpus:
             raise ValueError(f"{self.layout} takes {self.layout.ranks} GPUs, and there are {self.of.gpus}")
-        self.estimate  # refuses what cannot be
+        self.estimate  # raises for an impossible layout
 
     @property
     def job(self) -> Job:
@@ -61,18 +62,20 @@ class Defence:
 
     @cached_property
     def estimate(self) -> Estimate:
-        """The step of `layout`, in seconds and bytes. Raises ValueError for a layout that cannot be."""
+        """The step of `layout`, in seconds and bytes. Raises ValueError for an impossible layout."""
         return estimate(self.job, self.layout)
 
     @property
     def proposal(self) -> Proposal:
-        """The layout, as somebody in the meeting judges it."""
+        """The layout, as a proposal for a meeting."""
         return Proposal(self.estimate, self.of)
 
     # -- the answers
 
     def memory(self) -> str:
-        """What the fullest GPU holds, its two largest parts, and how much is left or too much."""
+        """A sentence on the fullest GPU: its bytes, the two largest parts, and how much is left or
+        missing.
+        """
         e, device = self.estimate, self.job.cluster.device
         most = sorted(e.memory.items(), key=lambda kind: -kind[1])[:2]
         stage = f" of stage {e.stage}" if self.layout.pp > 1 else ""
@@ -86,7 +89,7 @@ class Defence:
         )
 
     def traffic(self) -> dict[str, tuple[float, bool]]:
-        """Axis -> (bytes that a GPU sends in a step by the book, whether its groups cross nodes)."""
+        """Axis -> (bytes that a GPU sends in a step by the formulas, whether its groups cross nodes)."""
         layout, node = self.layout, self.job.cluster.gpus_per_node
         return {
             axis: (size, bool(layout.reach(axis, node)[1] > 1))
@@ -95,7 +98,7 @@ class Defence:
         }
 
     def crossing(self) -> str:
-        """Bytes that a GPU sends in a step, by axis, and which of them leave the node."""
+        """A sentence on the bytes that a GPU sends in a step, by axis, and which of them leave the node."""
         traffic = self.traffic()
         if not traffic:
             return "Nothing: there is one GPU."
@@ -115,7 +118,9 @@ class Defence:
         return sentence
 
     def bubble(self) -> str:
-        """Seconds of the bubble, and its share by the formula, unless the schedule splits backward."""
+        """A sentence on the bubble's seconds, and its share by the formula, unless the schedule
+        splits backward.
+        """
         if self.layout.pp == 1:
             return "None: there is no pipeline."
         p, m, v = self.layout.pp, self.job.microbatches(self.layout), self.layout.interleave
@@ -151,7 +156,7 @@ class Defence:
         return f"{self._tokens(mine)}. {self._best(mine)}"
 
     def _best(self, mine: Estimate) -> str:
-        """How this layout stands among all, in the job that `mine` was estimated for."""
+        """A sentence on this layout's place among all, in the job of the estimate `mine`."""
         then = plan(mine.job, gpus=self.of.gpus, **self.of.options)
         if not then.ranked:
             return "No layout fits then."
@@ -176,7 +181,7 @@ class Defence:
         return None
 
     def pure_fsdp(self) -> str:
-        """Seconds and bytes of the fastest layout of FSDP alone, beside this one's; or why there is none."""
+        """A sentence that compares the fastest layout of only FSDP with this one; or why there is none."""
         gpus, framework = self.of.gpus, self.job.framework
         if gpus == 1:
             return "There is one GPU, and nothing to share out."
@@ -239,10 +244,10 @@ class Defence:
         return document(proposal, sections, tokens)
 
     def report(self, file: str | Path = "defence.html", tokens: float | None = None) -> None:
-        """Write the page for the meeting, and print its recommendation, its price, and where it was written.
+        """Write the page for the meeting, and print its recommendation, its price, and the file's name.
 
-        tokens: to train on, 20 for each parameter where nothing is given. To have the page as PDF, open it in
-        a browser and print it. Raises ValueError for a name that does not end in .html.
+        tokens: to train on; by default 20 for each parameter. For a PDF, open the page in a browser and print
+        it. Raises ValueError for a name that does not end in .html.
         """
         path = Path(file)
         if path.suffix not in (".html", ".htm"):

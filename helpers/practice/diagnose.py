@@ -1,4 +1,4 @@
-"""Somebody's own schedule: read it, say what is wrong or what it is, and why each rank idles."""
+"""Reads a reader's own schedule, names its mistake or the schedule, and says why each rank is idle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from three_axes.paper import SCHEDULES, Op, Schedule, Stuck, Timeline, simulate
 
 
 class Illegal(ValueError):
-    """An order that is none. `misconception` names the mistake where it has a name."""
+    """A list of operations that is no valid schedule. `misconception` is the mistake's name, if it
+    has one.
+    """
 
     def __init__(self, text: str, misconception: str):
         super().__init__(text)
@@ -19,8 +21,8 @@ class Illegal(ValueError):
 def read(orders: Sequence[Sequence[str]], m: int) -> Schedule:
     """A schedule from each rank's list of operations such as 'F0' and 'B0', one stage to a rank.
 
-    Raises Illegal, with the reason, for text that is no operation, one that is missing, repeated, or before
-    what it needs on its own rank.
+    Raises Illegal, with the reason, for a text that is no operation, and for an operation that is missing,
+    repeated, or before another one that it needs on its own rank.
     """
     ops = []
     for rank, order in enumerate(orders):
@@ -98,7 +100,7 @@ def _some(numbers: list[int]) -> str:
 
 
 def recognise(ops: list[list[Op]], m: int) -> str:
-    """The name of a known schedule with these operations, or 'your own'."""
+    """The name of the known schedule with these operations, or 'your own'."""
     known = {name: SCHEDULES[name].make(len(ops), m).ops for name in ("GPipe", "1F1B", "ZB-H1", "ZB-H2")}
     for name, its in known.items():
         if its == ops:
@@ -109,7 +111,8 @@ def recognise(ops: list[list[Op]], m: int) -> str:
 
 
 def run(schedule: Schedule) -> Timeline:
-    """`simulate`, with the reason in words where it cannot finish: who stands before what, and needs what.
+    """`simulate`; if the schedule cannot finish, the error says which rank waits before which operation, and
+    why.
 
     Raises Illegal.
     """
@@ -131,7 +134,7 @@ def _name(op: Op) -> str:
 
 
 def idle(timeline: Timeline) -> list[tuple[int, float, float, str]]:
-    """Every bubble: (rank, from, to, why), in the words of a reader who looks at the picture."""
+    """Every idle interval: (rank, from, to, why), with the reason in terms of the picture."""
     bubbles = []
     for rank, runs in enumerate(timeline.runs):
         free = 0.0

@@ -1,9 +1,9 @@
-"""Predictions and exercises: the reader commits, writes a few lines, and is told why they are right or not.
+"""Predictions and exercises: the reader chooses or writes an answer, and learns why it is right or wrong.
 
-An exercise runs the reader's function on real ranks and answers in one of four ways:
-not started, right, wrong and why, crashed or hung. What is wrong is told from what was
-measured (values, bytes, order, who waits for whom), and named as the misconception it shows.
-Where the machine kept the ranks from ending, the attempt is not counted.
+An exercise runs the reader's function on real ranks and answers in one of four ways: not started, right,
+wrong and why, crashed or hung. The reason is found from what was measured (values, bytes, order, which rank
+waits for which), and has the name of a misconception. If the machine kept the ranks from ending, the attempt
+does not count.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from . import onward, passed
 from .books import Written, solutions_hidden
 from .runs import Endless
 
-if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
+if TYPE_CHECKING:  # ranks import the drops, and do not need matplotlib
     from ..draw import Picture
 
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!", "not counted": "○"}
 COLOURS = {"right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}  # else grey
-PRINTS = 1000  # lines of one rank in one call, from which on they are what takes its time
+PRINTS = 1000  # lines of one rank in one call; with more, printing is what takes its time
 
 
 @dataclass
 class Answer:
-    """What a check has to say. `misconception` is the short name of the mistake, for wrong answers."""
+    """The result of a check. `misconception` is the short name of the mistake, for wrong answers."""
 
     kind: str
     text: str
     misconception: str | None = None
     figures: list[tuple[str, str, str]] = field(default_factory=list)  # (what, reached, target or '')
     picture: Picture | None = None
-    next: tuple[str, str] = "", ""  # after a right one: what comes, and a link to it or ''
+    next: tuple[str, str] = "", ""  # after a right one: what comes next, and a link to it or ''
     helped: str = ""  # the name of the course's own function that did the work
 
     def __repr__(self) -> str:
@@ -85,7 +85,7 @@ class Answer:
 
 
 def _html(text: str) -> str:
-    """Code, bold and links of Markdown. The rest is shown as it is: `2*b*s` outside code is no emphasis."""
+    """Markdown's code, bold and links as HTML. The rest stays: `2*b*s` outside code is not emphasis."""
     parts = re.split("`([^`]+)`", escape(text))
     for i, part in enumerate(parts):
         if i % 2:
@@ -107,8 +107,8 @@ def right(text: str, *figures) -> Answer:
 
 
 def line(yours: object, wanted: float, because: str, hint: str) -> Answer:
-    """A reader's first line in a drop: one number, held against `wanted`, to a fiftieth. because: the answer
-    to a right one. hint: the answer to another. It is not counted.
+    """A reader's first line in a drop: one number, compared with `wanted`, within 2 %. because: the text for
+    a right number. hint: the text for a wrong one. The check does not count as an attempt.
     """
     if yours is ...:
         return Answer("not started", "Write a number in place of the dots, and run this cell again.")
@@ -127,9 +127,9 @@ class NotCounted(Exception):
 class Exercise:
     """One exercise. `verdict(attempt)` runs it on ranks and returns an Answer; `reference` passes it.
 
-    judge: what gives the verdict, where no subclass does. It may let a RankError through: it becomes
-    'crashed', with the ranks' own report. without: names of the course's own code that would do the work.
-    minutes: what somebody new to torch.distributed needs, wrong attempts included.
+    judge: gives the verdict, unless a subclass does. It need not catch a RankError, which becomes 'crashed',
+    with the ranks' own report. without: names of the course's own functions that would do the work. minutes:
+    the time for a reader who is new to torch.distributed, wrong attempts included.
     """
 
     name: str
@@ -138,12 +138,12 @@ class Exercise:
     hints: list[str] = field(kw_only=True)
     without: tuple[str, ...] = field(default=(), kw_only=True)
     minutes: int = field(kw_only=True)
-    # Those of a drop in their order.
+    # The exercises of a drop, in order.
     made: int = field(default_factory=itertools.count().__next__, init=False)
     _shown: int = field(default=0, init=False)
 
     def check(self, attempt: Callable) -> Answer:
-        """Run the reader's function on real ranks and say what came of it."""
+        """Run the reader's function on real ranks and return the result."""
         if not callable(attempt):
             raise TypeError(
                 f"check() takes your function itself, without brackets after its name, not {attempt!r}"
@@ -170,7 +170,7 @@ class Exercise:
                 answer = self.verdict(attempt)
         except RankError as e:
             answer = crashed(e)
-        except TypeError as e:  # it cannot travel to the ranks
+        except TypeError as e:  # it cannot be sent to the ranks
             answer = Answer("crashed", str(e))
         except NotCounted as e:
             answer = Answer("not counted", str(e))
@@ -185,16 +185,16 @@ class Exercise:
         return answer
 
     def advice(self, mistake: str) -> str:
-        """What is said to a mistake; '' where that depends on the attempt."""
+        """The advice on a mistake; '' if that depends on the attempt."""
         return ""
 
     def verdict(self, attempt: Callable) -> Answer:
-        """What `judge` says; subclasses run the attempt themselves. `check` catches a RankError."""
+        """The verdict of `judge`; subclasses run the attempt themselves. `check` catches a RankError."""
         return self.judge(attempt)
 
     @property
     def steps(self) -> list[str]:
-        """The hints; of the hardest exercises the second has the solution's lines, to be put in order."""
+        """The hints; for the hardest exercises the second has the solution's lines, to be put in order."""
         return Written(self.name, self.minutes, self.hints, self._solution).steps
 
     @property
@@ -226,7 +226,7 @@ SKIPS = "# progress.skip asks: a right answer passes the drop, which does not co
 
 
 def _asked_by_skip() -> bool:
-    """Whether the cell that runs was made by `progress.skip`."""
+    """Whether `progress.skip` made the cell that runs."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return shell is not None and shell.user_ns["In"][-1].startswith(SKIPS)
 
@@ -235,7 +235,7 @@ INSIDE = (
     "PyTorch raised this in its own code, when it worked with what your function returned, or in backward."
     " Hold the shape and the type of each tensor that you return against what is asked for."
 )
-# What an error of a rank says ("type: message"), how the mistake is called, what to do.
+# Pattern of a rank's error ("type: message"), the name of the mistake, what to do.
 CRASHES = (
     (
         r"name '(rank|world_size)' is not defined",
@@ -314,7 +314,7 @@ CRASHES = (
 
 
 def stopped(error: RankError) -> Answer | None:
-    """The answer where a call was ended because it took too long; None for every other error."""
+    """The answer if a call was ended because it took too long; None for every other error."""
     stands = lambda what: any(s.where and s.where[what] for s in error.seen)
     if error.kind == "timeout" and not stands("line") and not stands("in"):
         answered = all(s.finished or s.where for s in error.seen)
@@ -333,7 +333,7 @@ def stopped(error: RankError) -> Answer | None:
 
 
 def _too_small(error: RankError) -> Answer | None:
-    """The answer where gloo ended a rank since a message was longer than what was to take it."""
+    """The answer if gloo ended a rank because a message was longer than its receive buffer."""
     for status in error.seen:
         sizes = re.search(r"preamble\.length <= op\.nbytes\. (\d+) vs (\d+)", status.said)
         if sizes and status.exit is not None and status.box and status.box["op"] == "recv":
@@ -347,13 +347,13 @@ def _too_small(error: RankError) -> Answer | None:
 
 
 def _lines(said: str) -> int:
-    """How many lines a rank has printed, those among them that were left out."""
+    """How many lines a rank has printed, with those that were left out."""
     left_out = output.LEFT_OUT.search(said)
     return said.count("\n") + (int(left_out[1].replace(",", "")) if left_out else 0)
 
 
 def crashed(error: RankError) -> Answer:
-    """The ranks' own report, and what to do where it is known."""
+    """The ranks' own report, and what to do, if that is known."""
     if said := stopped(error) or _too_small(error):
         return said
     raised = [seen.error for seen in error.seen if seen.error and not seen.error.aborted]
@@ -371,8 +371,8 @@ def crashed(error: RankError) -> Answer:
 
 @contextmanager
 def _few_lines(first: int = 10, last: int = 20):
-    """What ranks print meanwhile is shown at its end, and of much only the first and last lines: PyTorch logs
-    a hundred lines for some errors, and the verdict must be seen.
+    """In this block, what ranks print is kept and printed at the end, and only the first and last lines if
+    there are many: PyTorch logs a hundred lines for some errors, and the verdict must stay visible.
     """
     printed = io.StringIO()
     try:
@@ -387,8 +387,8 @@ def _few_lines(first: int = 10, last: int = 20):
 
 
 def _without_cpp(printed: list[str]) -> list[str]:
-    """What ranks printed, as `output.fold` wrote it, but for the words with which C++ ends a process: the
-    verdict says these after a sentence of its own.
+    """What ranks printed, as formatted by `output.fold`, without the message with which C++ ends a process:
+    the verdict contains it, after a sentence of its own.
     """
     kept = [line for line in printed if not re.search(r"│ +(terminate called after|what\(\):)", line)]
     follows = [*kept[1:], ""]
@@ -397,7 +397,7 @@ def _without_cpp(printed: list[str]) -> list[str]:
 
 
 class _Text:
-    """Text that a notebook shows as it is, without quotes."""
+    """Text that a notebook displays without quotes."""
 
     def __init__(self, text: str, code: bool = False):
         self.text, self.code = text, code
@@ -418,7 +418,7 @@ def names_in(function: Callable | CodeType) -> set[str]:
 
 
 def numbers_in(function: Callable | CodeType) -> set[int]:
-    """All whole numbers that stand in a function, and in functions made in it."""
+    """All whole numbers in a function, and in functions defined in it."""
     code = getattr(function, "__code__", function)
     if not isinstance(code, CodeType):
         return set()
@@ -436,7 +436,7 @@ def _is_empty(function: Callable) -> bool:
 
 
 def _says_something(function: Callable) -> bool:
-    """Whether a body that does nothing has a value in it, (16, 2, 1) say, and no `return` before it."""
+    """Whether a body that does nothing has a value in it, such as (16, 2, 1), but no `return` before it."""
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0].body
     except (OSError, SyntaxError, IndexError, AttributeError):
@@ -449,8 +449,8 @@ NONE_OF_THESE = "none of these: "
 
 
 class Prediction:
-    """A question with a few possible answers, to be committed to before the cell that answers it:
-    `guess = predict("How many?", "one", "two")`, later `guess.reveal("two")`.
+    """A question with a few possible answers, of which the reader chooses one before the cell with the
+    answer: `guess = predict("How many?", "one", "two")`, later `guess.reveal("two")`.
     """
 
     def __init__(self, question: str, *options: str):
@@ -458,38 +458,36 @@ class Prediction:
             raise ValueError("a prediction needs at least two options to choose from")
         self.question, self.options, self.chosen = question, options, None
         self.revealed = False
-        self._shown: list = []  # the buttons of each place where it was shown
+        self._shown: list = []  # the buttons of each place where it is displayed
         self._listed = ", ".join(map(repr, options))
 
     def choose(self, option: str) -> None:
-        """The reader's choice, until the next one; after the reveal it stays. Raises ValueError for what is
-        no option.
-        """
+        """Choose an option. The choice can change until the reveal. Raises ValueError for another option."""
         if option not in self.options:
             raise ValueError(f"{option!r} is not an option; choose one of {self._listed}")
         if not self.revealed:
             self.chosen = option
 
     def ask(self, choose: Callable[[str], None]) -> list:
-        """Widgets: the question, its options as buttons, the one that is chosen by now."""
+        """Widgets: the question, its options as buttons, and the current choice."""
         asked = question(self.question, self.options, self.chosen, choose)
         self._shown.append(asked[-1])
         self._close()
         return asked
 
     def _close(self) -> None:
-        """After the reveal all buttons show the choice, and take no other."""
+        """After the reveal all buttons show the choice, and accept no other."""
         for buttons in self._shown if self.revealed else ():
             buttons.value, buttons.disabled = self.chosen, True
 
     def reveal(self, answer: str, because: str = "", found: str = "Measured") -> _Text | _Unchosen:
-        """Hold the reader's choice against `answer`, one of the options; without a choice, ask again. Where
-        no option fits what was measured, `answer` is 'none of these: ' and what it was. found: how it was
+        """Compare the reader's choice with `answer`, one of the options; without a choice, ask again. If no
+        option fits what was measured, `answer` is 'none of these: ' and the result. found: how the answer was
         found, 'Measured' or 'Computed'.
         """
         if answer not in self.options and not answer.startswith(NONE_OF_THESE):
             raise ValueError(f"the answer {answer!r} is not among the options {self._listed}")
-        if self.chosen is None and passed.is_kept():  # else nobody is there to choose
+        if self.chosen is None and passed.is_kept():  # otherwise there is no reader to choose
             return _Unchosen(self, lambda: self.reveal(answer, because, found))
         self.revealed = self.chosen is not None
         self._close()
@@ -501,7 +499,7 @@ class Prediction:
         return "\n".join([question, *(f"  ○ {option}" for option in self.options)])
 
     def _repr_mimebundle_(self, **_):
-        """Buttons where a kernel runs; the same question as text where none does."""
+        """Buttons if a kernel runs; the same question as text if none does."""
         import ipywidgets as widgets
 
         box = widgets.VBox(self.ask(self.choose))
@@ -509,7 +507,7 @@ class Prediction:
 
 
 class _Unchosen:
-    """In place of an answer that nobody has predicted: the question again, and the answer under it once an
+    """Replaces an answer that nobody has predicted: the question again, and the answer under it once an
     option is chosen.
     """
 
@@ -537,7 +535,7 @@ _predicted: dict[tuple[str, ...], Prediction] = {}
 
 
 def predict(question: str, *options: str) -> Prediction:
-    """A Prediction. The same question with the same options is the same one until the kernel ends, and keeps
-    its choice: who clicks on an answer makes that cell the next to be run.
+    """A Prediction. The same question with the same options is the same object until the kernel ends, and
+    keeps its choice (after a click on an answer, the next cell to run is that cell).
     """
     return _predicted.setdefault((question, *options), Prediction(question, *options))

@@ -1,4 +1,4 @@
-"""What comes next: the exercise, or the drop, that a reader has not passed."""
+"""Finds the next exercise, or the next drop, that a reader has not passed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ def unsolved(drop: str, done: passed.Done) -> list[str]:
 
 
 def practised(drop: str, done: passed.Done) -> bool:
-    """Whether the lesson's exercise is passed. What is for another day is not asked for."""
+    """Whether the lesson's exercise is passed. Exercises for another day do not count."""
     return done.passed.issuperset(lessons()[drop])
 
 
 def where(done: passed.Done) -> str:
-    """'1 of 14 drops done': practised, or left by their last cell."""
+    """'1 of 14 drops done': drops whose lesson is practised, or whose last cell has run."""
     fourteen = [drop for drop in map(drop_number, notebooks()) if drop.isdigit()]
     behind = sum(drop in done.left or practised(drop, done) for drop in fourteen)
     return f"{behind} of {len(fourteen)} drops done"
 
 
 def next_drop(done: passed.Done) -> Path:
-    """The notebook to open: from the drop left or tried last on, and around, the first whose lesson is not
-    practised; where all are, the first with an exercise to solve; the first notebook where none has one.
+    """The notebook to open: the first one, from the last used drop on and around, whose lesson is not
+    practised. If all are practised, the first with an unsolved exercise; if there is none, the first
+    notebook.
     """
     books = notebooks()
     touched = [i for i, p in enumerate(books) if drop_number(p) in done.left or _tried(drop_number(p), done)]
@@ -43,19 +44,19 @@ def _tried(drop: str, done: passed.Done) -> bool:
 
 
 def link(to: Path, here: Path) -> str:
-    """From one notebook's folder to another notebook, as a page or JupyterLab follows it."""
+    """The link from one notebook's folder to another notebook, for a page or JupyterLab."""
     return os.path.relpath(to, here.parent).replace(os.sep, "/")
 
 
 def after(exercise: str, module: str, unread: bool = False) -> tuple[str, str]:
-    """(what comes next, a link to it or ''), once the exercise of this name is passed; module: its drop's.
-    A drop whose lesson is practised by that is noted as read. unread: `progress.skip` has asked.
+    """(what comes next, a link to it or '') after the exercise of this name in drop `module` is passed. A
+    drop whose lesson is practised by that is noted as read. unread: `progress.skip` asked the exercise.
     """
     at = next((p for p in notebooks() if f"{module}.".startswith(f"{module_of(drop_number(p))}.")), None)
     if at is None:
         return "", ""
     drop, done = drop_number(at), passed.mine()
-    done.exercises[exercise] = passed.Attempts(1, True)  # where nothing is kept, too
+    done.exercises[exercise] = passed.Attempts(1, True)  # also if no progress is kept
     ends_lesson = exercise in lessons()[drop] and practised(drop, done)
     if ends_lesson and not unread:
         passed.leave(drop)

@@ -1,7 +1,7 @@
-"""What the reader has done: checks and mistakes of each exercise, drops left, cards asked and known.
+"""What the reader has done: checks and mistakes of each exercise, drops read, cards asked and known.
 
-A small file on this machine, and nothing leaves it: `progress.json` in the folder of the fourteen notebooks,
-or where THREE_AXES_PROGRESS says; "" for none at all. It may be deleted at any time.
+It is kept in a small file on this machine, and nothing is sent anywhere: `progress.json` in the folder of the
+fourteen notebooks, or the file that THREE_AXES_PROGRESS names; "" for none. It may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from three_axes.foreign import plain, read_json
 
 @dataclass
 class Attempts:
-    """At one exercise. tries: checks until it was passed. mistakes: name -> how often it was made."""
+    """Attempts at one exercise. tries: checks until it was passed. mistakes: name -> how often it
+    was made.
+    """
 
     tries: int = 0
     passed: bool = False
@@ -32,10 +34,10 @@ class Attempts:
 
 @dataclass
 class Done:
-    """What a progress file has. exercises: name -> attempts. left: drops whose lesson was practised, or whose
-    last cell has run, the latest last. cards: front -> (how often it was known in a row, the day on which it
-    is asked again). asked: front -> the last day on which a drop began with this card.
-    quiz: "before" or "after" -> whether the first answer to each question was right.
+    """The content of a progress file. exercises: name -> attempts. left: drops whose lesson was practised, or
+    whose last cell has run, the latest last. cards: front -> (how often it was known in a row, the day on
+    which it is asked again). asked: front -> the last day on which a drop began with this card. quiz:
+    "before" or "after" -> whether the first answer to each question was right.
     """
 
     exercises: dict[str, Attempts] = field(default_factory=dict)
@@ -58,18 +60,18 @@ def file(folder: Path) -> Path | None:
 
 
 def beside(name: str) -> Path | None:
-    """A file of the reader's own, in the folder of the progress file; None where no progress is kept."""
+    """A file of the reader's in the folder of the progress file; None if no progress is kept."""
     path = file(Path.cwd())
     return path and path.with_name(name)
 
 
 def is_kept() -> bool:
-    """False where THREE_AXES_PROGRESS is "": notebooks are run for tests, or to store their outputs."""
+    """False if THREE_AXES_PROGRESS is "": then notebooks run for tests, or to store their outputs."""
     return os.environ.get("THREE_AXES_PROGRESS") != ""
 
 
 def read_progress(path: Path) -> Done:
-    """A progress file; its names are fit for a terminal. Raises OSError, and ValueError for another file."""
+    """Read a progress file; its names are made safe to print. Raises OSError; ValueError for another file."""
     given = read_json(path)
     try:
         done = Done(**given)
@@ -85,7 +87,9 @@ def read_progress(path: Path) -> Done:
 
 
 def mine(folder: Path | None = None) -> Done:
-    """The reader's own, who works in this folder, or here. A file that cannot be read counts as none."""
+    """The progress of a reader who works in this folder, by default here. An unreadable file counts
+    as none.
+    """
     try:
         return read_progress(path) if (path := file(folder or Path.cwd())) else Done()
     except (OSError, ValueError):
@@ -93,7 +97,7 @@ def mine(folder: Path | None = None) -> Done:
 
 
 def keep(done: Done) -> None:
-    """Where the file cannot be written, nothing happens."""
+    """Write the progress file. If that fails, do nothing."""
     try:
         if path := file(Path.cwd()):
             path.write_text(json.dumps(asdict(done), indent=1, ensure_ascii=False), encoding="utf-8")
@@ -102,14 +106,14 @@ def keep(done: Done) -> None:
 
 
 def leave(drop: str) -> None:
-    """Remember that a drop was read."""
+    """Note that a drop was read."""
     done = mine()
     done.left = [other for other in done.left if other != drop] + [drop]
     keep(done)
 
 
 def note(exercise: str, mistake: str | None) -> None:
-    """Remember a check: None where it was passed. What comes after that is not counted."""
+    """Note a check; mistake None: it was passed. Later checks of a passed exercise are not counted."""
     done = mine()
     one = done.exercises.setdefault(exercise, Attempts())
     if one.passed:

@@ -1,4 +1,4 @@
-"""Where the reader is: what is passed, what went wrong last time, and which cards are due."""
+"""Prints the reader's progress: what is passed, the last mistakes, and which cards are due."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _begun: dict[tuple[str, str], cards.Deck] = {}  # (drop, day) -> the cards that 
 
 
 def here(drop: str) -> None:
-    """At the beginning of a drop: print where the reader is, the mistakes made in the drop left last, and
-    which notebooks still run; show three cards of earlier drops, where some are due.
+    """At the beginning of a drop: print the reader's progress, the mistakes in the last drop, and which
+    notebooks still run; show three due cards of earlier drops, if there are any.
     """
     done, known = passed.mine(), [drop_number(path) for path in notebooks() if drop_number(path) != drop]
     if done != passed.Done():
@@ -55,13 +55,13 @@ def here(drop: str) -> None:
 
 
 def advice_to(drop: str, exercise: str, mistake: str) -> str:
-    """What the course says to a mistake in an exercise; '' where that depends on the attempt."""
+    """The course's advice on a mistake in an exercise; '' if that depends on the attempt."""
     return next((one.advice(mistake) for one in _of(drop).values() if one.name == exercise), "")
 
 
 def _still_run() -> list[str]:
-    """The course's notebooks, this one left out, whose kernels run: Jupyter names the notebook in a kernel's
-    environment, and processes of other users cannot be asked.
+    """The course's other notebooks whose kernels run. (Jupyter writes the notebook's name into a kernel's
+    environment; processes of other users cannot be read.)
     """
     import psutil
 
@@ -74,7 +74,7 @@ def _still_run() -> list[str]:
 
 
 def leave(drop: str) -> None:
-    """At its end: stop all ranks of this kernel, note the drop as read, and print what is passed."""
+    """At the end of a drop: end all ranks of this kernel, note the drop as read, and print what is passed."""
     for world in open_worlds():
         world.close()
     passed.leave(drop)
@@ -85,8 +85,10 @@ def leave(drop: str) -> None:
 
 
 def skip(drop: str) -> None:
-    """For who knows a drop already: put its exercise into a new cell below. A right answer passes it."""
-    import nbformat  # which takes longer to import than PyTorch
+    """For a reader who knows a drop: put its exercise into a new cell below. A right answer passes
+    the drop.
+    """
+    import nbformat  # imported here because it takes longer than PyTorch
     from IPython import get_ipython
 
     left = [name for name, x in _of(drop).items() if x.name not in passed.mine().passed]
@@ -100,7 +102,7 @@ def skip(drop: str) -> None:
 
 
 def show() -> Table:
-    """Drop by drop, what is done. Delete the file to begin anew."""
+    """A table of what is done, drop by drop. To start again, delete the file."""
     done, rows = passed.mine().passed, []
     for drop, names in exercises().items():
         marks = "●" * sum(name in done for name in names)

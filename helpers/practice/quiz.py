@@ -1,7 +1,8 @@
-"""Ten questions across the course, in two stories, before it and after it, alike but for their numbers.
+"""Ten questions about the course, in two versions with different numbers: one for before it, one for after
+it.
 
-Every answer is computed. After the course a wrong one is told why, and which part of which drop to read
-again. Before it nothing is told.
+Every answer is computed. After the course the reader learns why a wrong answer is wrong, and which part of
+which drop to read again. Before the course no answer is commented.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from . import passed
 
 @dataclass(frozen=True)
 class Question:
-    """options: answer -> '' for the right one, else why it is not. where: (drop, heading) that shows it."""
+    """options: answer -> '' for the right one, else why it is wrong. where: (drop, heading) that
+    teaches it.
+    """
 
     text: str
     options: dict[str, str]
@@ -27,11 +30,11 @@ class Question:
 
     @property
     def right(self) -> str:
-        """The option that nothing speaks against."""
+        """The right option."""
         return next(option for option, why in self.options.items() if not why)
 
     def judge(self, option: str) -> str:
-        """What to say to an answer. Raises ValueError for one that is not offered."""
+        """The comment on an answer. Raises ValueError for an answer that is not offered."""
         if option not in self.options:
             raise ValueError(
                 f"{option!r} is not an answer; choose one of {', '.join(map(repr, self.options))}"
@@ -106,7 +109,7 @@ def bubble(p: int, m: int) -> Question:
 
 
 def in_flight(p: int, m: int, rank: int) -> Question:
-    """Answer: min(m, p − rank), out of a simulation."""
+    """Answer: min(m, p − rank), from a simulation."""
     wrong = {
         m: "that is GPipe. Under 1F1B backwards begin long before the last forward.",
         p: "that is rank 0. Each later rank waits one forward less for its first backward.",
@@ -205,13 +208,13 @@ QUESTIONS = {
 }
 NAMES = [ask.__name__.replace("_", " ") for ask in QUESTIONS]
 STORIES = ("before", "after")
-_shown: dict[str, Quiz] = {}  # story -> the first that this kernel has shown
+_shown: dict[str, Quiz] = {}  # story -> the first quiz that this kernel has displayed
 
 
 class Quiz:
-    """The ten of a story, with buttons where a kernel runs, with folded answers where none does.
+    """The ten questions of a story: with buttons if a kernel runs, with folded answers if none does.
 
-    When all are answered, what was right at the first try is kept in the progress file.
+    When all are answered, the first answers are kept in the progress file, as right or wrong.
     """
 
     def __init__(self, story: str = "after"):
@@ -223,7 +226,7 @@ class Quiz:
         self.chosen: dict[int, str] = {}  # question -> the last answer to it
 
     def answer(self, number: int, option: str) -> str:
-        """Answer question 1, 2, …; what there is to say to it."""
+        """Answer question 1, 2, …; returns the comment."""
         said = self._verdict(number, option)
         self.chosen[number - 1] = option
         self.first.setdefault(number - 1, option == self.questions[number - 1].right)
@@ -247,7 +250,7 @@ class Quiz:
     def _repr_mimebundle_(self, **_):
         import ipywidgets as widgets
 
-        kept = _shown.setdefault(self.story, self)  # a cell that runs again shows what was answered in it
+        kept = _shown.setdefault(self.story, self)  # if its cell runs again, the quiz keeps its answers
         self.first, self.chosen = kept.first, kept.chosen
         rows = []
         for i, asked in enumerate(self.questions, 1):

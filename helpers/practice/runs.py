@@ -1,4 +1,4 @@
-"""What an attempt did: looked at on its rank, and compared with what another did."""
+"""What an attempt did: recorded on its rank, and compared with what another attempt did."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from ..ranks import RankError, current
 
 @dataclass
 class Run:
-    """What an attempt did in one try, (number of ranks, …), or, where one rank is asked, in its cases.
+    """What an attempt did in one try (number of ranks, …), or, if a single rank runs it, in its cases.
 
-    ranks[r]: facts of rank r, among them "values", one for each case, and where backward is compared
-    "gradients". After an error they are what was known by then.
+    ranks[r]: facts of rank r, among them "values", one for each case, and "gradients" if backward is
+    compared. After an error they are what was recorded before it.
     """
 
     tried: tuple
     ranks: list[dict]
     traffic: Traffic | None = None
     error: RankError | None = None
-    attempt: Callable | None = None  # where ranks ran it
-    found: tuple[str, str] | None = None  # what the exercise's `finds` said of it
+    attempt: Callable | None = None  # set if ranks ran it
+    found: tuple[str, str] | None = None  # the result of the exercise's `finds`
 
     @property
     def n(self) -> int:
@@ -45,7 +45,7 @@ class Run:
 
     @property
     def errors(self) -> list[str]:
-        """'IndexError: list index out of range', of each rank that raised by itself."""
+        """'IndexError: list index out of range', for each rank that raised by itself."""
         seen = self.error.seen if self.error else []
         return [f"{s.error.type}: {s.error.message}" for s in seen if s.error and not s.error.aborted]
 
@@ -56,7 +56,9 @@ class Run:
 
     @property
     def standing(self) -> dict[int, dict]:
-        """Rank -> the send or receive that it stands in, where it is proven that these never end; else {}."""
+        """Rank -> the send or receive that it is blocked in, if it is proven that these never end;
+        else {}.
+        """
         if not (self.error and self.error.kind == "deadlock"):
             return {}
         stuck = {r: s.where["in"] for r, s in enumerate(self.error.seen) if not s.finished and s.where}
@@ -64,7 +66,7 @@ class Run:
 
     @property
     def values(self) -> list:
-        """The answers to all cases, where one rank is asked."""
+        """The answers to all cases, if a single rank runs them."""
         return self.ranks[0]["values"]
 
     @property
@@ -74,16 +76,16 @@ class Run:
 
     @property
     def helped(self) -> str:
-        """The name of the course's own function that did the work; '' where none did."""
+        """The name of the course's own function that did the work; '' if none did."""
         return next((name for facts in self.ranks for name in facts.get("helped", ())), "")
 
     @property
     def kinds(self) -> set[tuple[str, str, tuple[int, ...]]]:
-        """What any rank called: (name, how it reduces or '', ranks)."""
+        """The kinds of collectives that any rank called: (name, how it reduces or '', ranks)."""
         return {call[:3] for mine in self.calls for call in mine}
 
     def asked(self, case: int) -> str:
-        """'Asked for 8, 2: ' of a case whose arguments are short."""
+        """'Asked for 8, 2: ' for a case whose arguments are short."""
         arguments = repr(self.tried[case])[1:-1].rstrip(",") if self.n == 1 and self.tried else ""
         return f"Asked for {arguments}: " if 0 < len(arguments) <= 40 else ""
 
@@ -99,20 +101,20 @@ class Run:
         return None
 
     def does_as(self, other: Run, facets: Sequence[str], alike: Callable, of: Callable) -> bool:
-        """Whether each rank did the same in all `facets`. of(values): the part of the values that counts."""
+        """Whether each rank did the same in all `facets`. of(values): the part of the values to compare."""
         told = lambda facts, key: of(facts[key]) if key == "values" else facts.get(key)
         pairs = list(zip(self.ranks, other.ranks))
         return all(alike(told(a, key), told(b, key)) for a, b in pairs for key in facets)
 
     def needs_more(self, truth: Run, what: str) -> bool:
-        """Whether the busiest rank needed more than the solution's. Each message may be longer by a number,
-        where chunks are padded to one length.
+        """Whether the busiest rank needed more than the solution's. Each message may be one number longer,
+        because chunks may be padded to one length.
         """
         padding = 8 * truth.most("calls") if what == "bytes" else 0
         return self.most(what) > 1.01 * truth.most(what) + padding
 
     def most(self, what: str) -> float:
-        """What the busiest rank needed: bytes, numbers or calls of its collectives, or floating-point
+        """The largest need of any rank: bytes, numbers or calls of its collectives, or floating-point
         operations.
         """
         if what == "numbers":
@@ -125,8 +127,9 @@ class Run:
 
 
 def alike(a, b, tolerance: float | None = None) -> bool:
-    """Whether two answers are the same but for rounding. tolerance: of a number, times the larger of it and
-    1; of a tensor, times its largest number. None: 1e-7 for float64 and numbers, 1e-4 for less exact tensors.
+    """Whether two answers are equal except for rounding. tolerance: for a number, relative to the larger of
+    it and 1; for a tensor, relative to its largest number. None: 1e-7 for float64 and numbers, 1e-4 for other
+    tensors.
     """
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         if a.shape != b.shape:
@@ -147,7 +150,7 @@ def alike(a, b, tolerance: float | None = None) -> bool:
 
 
 def differs(got, wanted, alike: Callable = alike) -> str:
-    """A sentence without its dot: what is wrong with `got`, without saying what is right."""
+    """A sentence without its full stop: what is wrong with `got`, without the right answer."""
     if isinstance(wanted, torch.Tensor):
         wrong = ~torch.isclose(got.detach().double(), wanted.detach().double(), rtol=1e-4, equal_nan=True)
         places = wrong.nonzero().tolist()
@@ -171,7 +174,7 @@ def _size(got: float, wanted: float, below: str, above: str) -> str:
 
 
 def number(value) -> float:
-    """A number out of what a reader returned. Raises TypeError for what is none, ValueError for NaN."""
+    """The number that a reader returned. Raises TypeError if it is none, ValueError for NaN."""
     if isinstance(value, (str, bytes, bool)):
         raise TypeError(f"{value!r} is no number")
     if math.isnan(given := float(value)):
@@ -181,23 +184,25 @@ def number(value) -> float:
 
 # -- on a rank ------------------------------------------------------------------------------------
 
-LEAST, TIMES = 10, 10  # seconds of processor time that any attempt has, and how many times the solution's
+LEAST, TIMES = 10, 10  # limit of processor time: at least so many seconds, or times the solution's
 
 
 class Endless(BaseException):
-    """The reader's code has used all the processor time that it has. `except Exception` lets it pass."""
+    """The reader's code has reached its limit of processor time. `except Exception` does not catch it."""
 
 
 def ends_by_itself(run: Callable, solution: float | None) -> Callable:
-    """`run`, which raises Endless on its rank where the reader's code computes for too long.
+    """`run`, with a limit: it raises Endless on its rank if the reader's code computes for too long.
 
     solution: the seconds of processor time that the solution needs; None: `run` is the course's own, and has
-    no limit. Who waits, or is kept waiting by a busy machine, uses no processor time.
+    no limit. Waiting, for other ranks or for a busy machine, uses no processor time.
     """
 
     def limited():
         def over(_, frame):
-            if lines.innermost(frame):  # else what looks at the attempt is at work
+            if lines.innermost(
+                frame
+            ):  # otherwise the code that records the attempt is running
                 raise Endless(f"{limit:.0f} s of processor time; the solution needs {solution:.2g} s")
 
         before = signal.signal(signal.SIGVTALRM, over)
@@ -220,7 +225,9 @@ COURSE = re.compile(
 
 
 def noting_help(run: Callable, solution: Callable, also: bool, helped: list[str]) -> Callable:
-    """`run`, which adds to `helped` what it calls of the course: the solution; also: what COURSE names."""
+    """`run`, which adds to `helped` the course's functions that it calls: the solution; also: those
+    in COURSE.
+    """
 
     def noted():
         def looks(frame, event, _):
@@ -238,11 +245,11 @@ def noting_help(run: Callable, solution: Callable, also: bool, helped: list[str]
     return noted
 
 
-_facts: dict = {}  # of this rank's last attempt: kept here, they can be asked for after a crash
+_facts: dict = {}  # of this rank's last attempt; kept here so that they can be read after a crash
 
 
 def told() -> dict:
-    """On a rank: what its last attempt has done by now."""
+    """On a rank: the facts recorded so far about its last attempt."""
     return _facts
 
 
@@ -250,11 +257,11 @@ def observed(
     watch: Callable, *attempts: Callable, solution: float | None = None, reference: Callable | None = None
 ) -> list[dict]:
     """On a rank: run the attempts in turn. watch(attempt, facts) fills facts as things happen. solution: as
-    for `ends_by_itself`. reference: the solution, whose call is noted.
+    for `ends_by_itself`. reference: the solution; calls of it are recorded.
     """
     global _facts
     of_all = []
-    # What PyTorch says of a plain all_reduce the verdict says better; its older names are no mistake.
+    # The verdict explains PyTorch's warning on a plain all_reduce better; older names are no mistake.
     warnings.filterwarnings("ignore", ".*an autograd kernel was not registered")
     warnings.filterwarnings("ignore", "`torch.distributed.*is deprecated", FutureWarning)
     for attempt in attempts:
@@ -272,13 +279,13 @@ def observed(
 
 
 def _note(calls: list, call) -> None:
-    """A collective as `Run.calls` has it."""
+    """Record a collective in the form of `Run.calls`."""
     numbers = round(call.payload / call.first.element_size()) if call.first is not None else 0
     calls.append((call.op, call.reduces, tuple(call.members), numbers))
 
 
 def hear(listen: Callable) -> None:
-    """On a rank: until the attempt has ended, listen(call) is told of each collective before it begins."""
+    """On a rank: until the attempt has ended, call listen(call) for each collective before it begins."""
     others = current.rank.recorder.watch
 
     def all_(call):
@@ -291,11 +298,11 @@ def hear(listen: Callable) -> None:
 
 @dataclass
 class Watch:
-    """On a rank: run the attempt on each case and note what it gives, and what it takes.
+    """On a rank: run the attempt on each case and record its answers, and what it uses.
 
-    inputs(rank, *tried): the arguments of each case. sees(arguments, answer): what is compared.
-    gradient(arguments): the gradient of the answer, from which backward is run to the first argument's.
-    flops: whether they are counted. messages: whether what is sent is noted, as (peer, sum of its numbers).
+    inputs(rank, *tried): the arguments of each case. sees(arguments, answer): the value to compare.
+    gradient(arguments): the gradient of the answer, from which backward runs to the first argument's.
+    flops: whether to count them. messages: whether to record what is sent, as (peer, sum of its numbers).
     "size": bytes of the cases' first arguments; "forward": the kind of each collective that was called before
     backward.
     """
@@ -308,7 +315,7 @@ class Watch:
     messages: bool
 
     def __call__(self, attempt: Callable, facts: dict) -> None:
-        """Fill `facts` case by case, so that after a crash they hold what was known by then."""
+        """Fill `facts` case by case, so that after a crash they hold what was recorded before it."""
         facts |= {"values": [], "given": [], "flops": 0, "size": 0}
         facts |= {"gradients": []} if self.gradient else {}
         if self.messages:
@@ -321,7 +328,7 @@ class Watch:
         for facts["case"], arguments in enumerate(self.inputs(dist.get_rank(), *self.tried)):
             facts["size"] += arguments[0].nbytes if isinstance(arguments[0], torch.Tensor) else 0
             dy = self.gradient(arguments) if self.gradient else None
-            before = self.sees(arguments, None)  # where it is an argument, the attempt shall write into it
+            before = self.sees(arguments, None)  # for an argument into which the attempt must write
             facts["given"].append(before.detach().clone() if isinstance(before, torch.Tensor) else None)
             got = self._counted(facts, lambda: self.sees(arguments, attempt(*arguments)))
             facts["forward"] = [row.op for row in current.counted_so_far() for _ in range(row.calls)]
@@ -343,13 +350,13 @@ class Watch:
 
 @dataclass(frozen=True)
 class NoValue:
-    """In place of an answer that cannot leave its rank: what it was, and what to return."""
+    """Replaces an answer that cannot be sent from its rank: what it was, and what to return."""
 
     kind: str
 
     @property
     def name(self) -> str:
-        """The mistake's."""
+        """The name of the mistake."""
         return f"a {self.kind} where a value is asked for"
 
     @property
@@ -366,7 +373,7 @@ class NoValue:
 
 
 def sendable(answer):
-    """An answer as it can leave its rank."""
+    """An answer in a form that can be sent from its rank."""
     if isinstance(answer, torch.Tensor):
         return answer.detach().clone()
     try:

@@ -1,4 +1,4 @@
-"""What is said of a wrong answer that no row of its exercise names: what was seen, and nothing more."""
+"""Describes a wrong answer that no row of its exercise names: what was observed, and nothing more."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 from .runs import NoValue, Run
 
-Seen = tuple[str, str] | None  # a name, and what was seen in a sentence or two
+Seen = tuple[str, str] | None  # a name, and a sentence or two on what was observed
 
 
 # -- another form than the solution's -------------------------------------------------------------
 
 
 def in_its_form(got, wanted, n: int, alike: Callable) -> Seen:
-    """What an answer on n ranks is that has another form than the solution's `wanted`; None: not known."""
+    """Describes an answer on n ranks whose form differs from the solution's `wanted`; None: not known."""
     if isinstance(got, NoValue):
         return got.name, got.advice
     if not isinstance(wanted, torch.Tensor):
@@ -49,7 +49,7 @@ def in_its_form(got, wanted, n: int, alike: Callable) -> Seen:
 
 
 def _part_or_whole(got: Sequence[int], wanted: Sequence[int], n: int) -> Seen:
-    """Of n ranks' parts, along one dimension."""
+    """An answer that is a part where the whole is wanted, or the other way, along one dimension."""
     off = [i for i, (a, b) in enumerate(zip(got, wanted)) if a != b]
     if n == 1 or len(got) != len(wanted) or len(off) != 1:
         return None
@@ -71,7 +71,7 @@ def _same_numbers(got: torch.Tensor, wanted: torch.Tensor, alike: Callable) -> b
 
 
 def in_its_numbers(mine: Run, truth: Run, key: str, alike: Callable) -> Seen:
-    """What is seen of "values" or "gradients" that are not the solution's: the first of these that is so."""
+    """The first description that fits "values" or "gradients" that differ from the solution's."""
     got, wanted = ([[_numbers(one) for one in facts[key]] for facts in run.ranks] for run in (mine, truth))
     looks = _Looks(mine, truth, key, alike, got, wanted)
     seen = looks.as_given, looks.nothing_exchanged, looks.never_met, looks.left_on_one, looks.not_finite
@@ -82,7 +82,7 @@ def in_its_numbers(mine: Run, truth: Run, key: str, alike: Callable) -> Seen:
 
 
 def _numbers(value) -> torch.Tensor | None:
-    """All numbers of an answer in a row, (n,); None where it has something else."""
+    """All numbers of an answer as a vector, (n,); None if it has anything else."""
     if isinstance(value, torch.Tensor):
         return value.detach().double().flatten()
     if isinstance(value, (bool, int, float)):
@@ -97,17 +97,19 @@ def _numbers(value) -> torch.Tensor | None:
 
 
 class _Looks:
-    """Each look gives a name and what shows it, or None. got, wanted: of each rank and case the numbers."""
+    """Each method returns a name and what shows it, or None. got, wanted: the numbers of each rank
+    and case.
+    """
 
     def __init__(self, mine: Run, truth: Run, key: str, alike: Callable, got: list, wanted: list):
         self.mine, self.truth, self.key, self.alike = mine, truth, key, alike
         self.n, self.got, self.wanted = mine.n, got, wanted
         pairs = [pair for ranks in zip(got, wanted) for pair in zip(*ranks)]
         fits = all(a is not None and b is not None and a.shape == b.shape for a, b in pairs)
-        self.pairs = pairs if fits else []  # nothing is said of numbers that do not fit
+        self.pairs = pairs if fits else []  # numbers of different shape are not described
 
     def right(self, rank: int, of: int | None = None) -> bool:
-        """Whether a rank has what it should; of: what another one should."""
+        """Whether a rank has its right answer; of: the right answer of another rank."""
         of = rank if of is None else of
         return self.alike(self.mine.ranks[rank][self.key], self.truth.ranks[of][self.key])
 
@@ -119,7 +121,7 @@ class _Looks:
         return "inf or nan", said
 
     def as_given(self) -> Seen:
-        """Of what an attempt shall write into."""
+        """An argument that the attempt should write into is unchanged."""
         given = [one for facts in self.mine.ranks for one in facts.get("given", [])]
         if self.key != "values" or not self.pairs or any(one is None for one in given):
             return None
@@ -165,11 +167,11 @@ class _Looks:
         return "ranks that should not meet", said
 
     def factor(self) -> Seen:
-        """One for all numbers, or of each rank and case its own, where these have several numbers."""
+        """One factor for all numbers, or one for each rank and case, if these have several numbers."""
         of = [_times(a, b) for a, b in self.pairs]
         if not of or None in of or not any(b.any() for _, b in self.pairs):
             return None
-        known = [one for one in of if one]  # 0: both are 0
+        known = [one for one in of if one]  # without 0, where both are 0
         same = bool(known) and max(known) - min(known) <= 1e-3 * abs(known[0])
         enough = sum(len(b) for _, b in self.pairs) > 1 and len({float(b[0]) for _, b in self.pairs}) > 1
         if not same or not (enough or any(len(b) > 1 for _, b in self.pairs)):
@@ -181,7 +183,7 @@ class _Looks:
         return _called(known[0], self.n)
 
     def added(self) -> Seen:
-        """The same number to all."""
+        """The same number is added to all."""
         off = [a - b for a, b in self.pairs]
         if not off or sum(map(len, off)) < 3:
             return None
@@ -191,7 +193,7 @@ class _Looks:
         return "right but for a number added", f"Every number is off by the same: {_short(float(all_[0]))}."
 
     def left_on_one(self) -> Seen:
-        """By a collective that the solution does not call."""
+        """The result is on one rank only, by a collective that the solution does not call."""
         ops = [{op for op, *_ in run.kinds} for run in (self.mine, self.truth)]
         left = sorted(ops[0] & {"reduce", "gather"} - ops[1])
         if not left or "broadcast" in ops[0]:
@@ -199,7 +201,7 @@ class _Looks:
         return "left on one rank", f"dist.{left[0]} gives one rank the result, and all need it."
 
     def reduced_otherwise(self) -> Seen:
-        """As often as in the solution, and in another way."""
+        """As many reductions as in the solution, but of another kind."""
         mine, truth = (Counter(how for _, how, *_ in run.calls[0] if how) for run in (self.mine, self.truth))
         more, less = mine - truth, truth - mine
         if len(more) != 1 or len(less) != 1 or "avg" in more or more.total() != less.total():
@@ -211,7 +213,7 @@ class _Looks:
         )
 
     def many_numbers(self) -> Seen:
-        """In one collective, of which the solution needs no large one."""
+        """Many numbers in one collective, while the solution needs no large one."""
         most = [
             max((one[3] for calls in run.calls for one in calls), default=0)
             for run in (self.mine, self.truth)
@@ -232,7 +234,7 @@ class _Looks:
     def some_ranks(self) -> Seen:
         good = [rank for rank in range(self.n) if self.right(rank)]
         empty = [all(one is None for one in self.truth.ranks[rank][self.key]) for rank in good]
-        if all(empty):  # where nothing is to be returned, that is no right answer
+        if all(empty):  # if nothing is to be returned, an empty answer is not right by that
             return None
         listed = _ranks(good)
         said = f"{listed} {'has' if len(good) == 1 else 'have'} the right answer, and the others have not."
@@ -291,7 +293,7 @@ class _Looks:
 
 
 def _times(got: torch.Tensor, wanted: torch.Tensor) -> float | None:
-    """The factor with which `wanted` becomes `got`; 0.0 where both are 0, None where no factor does."""
+    """The factor from `wanted` to `got`; 0.0 if both are 0, None if there is no such factor."""
     size = float(wanted.norm())
     if not size:
         return None if got.any() else 0.0
@@ -300,7 +302,7 @@ def _times(got: torch.Tensor, wanted: torch.Tensor) -> float | None:
 
 
 def _called(times: float, n: int) -> Seen:
-    """The name of a factor that is not 1."""
+    """The name of the mistake for a factor that is not 1."""
     near = lambda other: abs(times - other) <= 1e-3 * abs(other)
     if near(-1):
         return "the wrong sign", "Every number has the wrong sign."
