@@ -1,12 +1,12 @@
 """A mistake is an edit of the solution.
 
-A check runs the reader's function and the solution on the same ranks and inputs. Where they part, it also
-runs the solution with each known mistake in it. The reader's mistake has the name of the edited solution
-that does the same as the reader's function. Where none does, the attempt is wrong all the same: the reader is
-told where it parts from the solution. So nobody is accused of what was not proven, and nothing is praised
-that parts from the solution.
+A check runs the reader's function and the solution on the same ranks and inputs. If their results differ, it
+also runs the solution with each known mistake in it. If one of these edited solutions does the same as the
+reader's function, its name is the name of the reader's mistake. If none does, the attempt is still wrong, and
+the reader learns where it differs from the solution. So no reader is accused of a mistake that was not
+proven, and no attempt is praised that differs from the solution.
 
-A drop's mistakes stand in `mistakes.md` beside its exercises: Markdown that a teacher edits. `# name` begins
+A drop's mistakes are in `mistakes.md` beside its exercises: Markdown that a teacher edits. `# name` begins
 the rows of an exercise, or of several (`# one · two`). A row has a name, advice, and proofs, of which one is
 enough:
 
@@ -26,9 +26,9 @@ enough:
                        numbers of its collectives
     - parts: `WHAT`    the answer has another form; or it is cut: no gradient came back
 
-A row without a proof has a function of its name in `shows`; one with errors may have one. It is given two
-Runs: what was seen of the attempt, and of the solution. It returns whether that is the mistake, or, as
-text, what shows it. Rows are tried in their order.
+A row without a proof has a function of its name in `shows`; a row with errors may have one. The function gets
+two Runs, of the attempt and of the solution. It returns whether the attempt has this mistake, or a text on
+what shows it. Rows are tried in order.
 """
 
 from __future__ import annotations
@@ -57,25 +57,25 @@ from .exercise import Answer, Exercise, NotCounted, crashed, names_in, numbers_i
 from .runs import Run, Watch, alike, differs, ends_by_itself, noting_help, observed, sendable, told
 from .seen import in_its_form, in_its_numbers
 
-if TYPE_CHECKING:  # ranks import the engine, and need no matplotlib
+if TYPE_CHECKING:  # ranks import the engine, and do not need matplotlib
     from ..draw import Picture
 
 # -- rows -----------------------------------------------------------------------------------------
 
-# What may be raised where an answer is not of the form that is read.
+# What may be raised if an answer does not have the form that is read.
 UNREADABLE = TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError
 # Seconds by the clock, for an attempt as for what is the course's own. A hang is proven before, and what
 # computes without end has used its processor time before (`runs.ends_by_itself`): this is for the rest.
 PATIENCE = 60
 # Names without which no attempt on ranks comes to a solution of the course.
 REACHES = {"reference", "getattr", "vars", "globals", "drops", "import_module", "__import__"}
-# "values", "cut" or "gradients" part, and neither a row nor what is seen says more: how that is called.
+# Name of the mistake if "values", "cut" or "gradients" differ, and neither a row nor a description fits.
 UNNAMED = {
     "values": "another answer than the solution's",
     "cut": "an output cut off from x",
     "gradients": "another gradient of x",
 }
-REST = "another ", "other "  # so begins the name of a row for all that no other row names
+REST = "another ", "other "  # how the name of a row begins that is for all mistakes without a row
 PROOFS = {"error": "errors", "costs": "costs", "parts": "parts"}
 DIFF = re.compile(r"^```diff\n(.*?)^```$", re.M | re.S)
 PROOF = re.compile(rf"^- ({'|'.join(PROOFS)}): `(.+)`$", re.M)
@@ -84,7 +84,7 @@ HUNK = re.compile(r"((?:^-.*\n)*)((?:^\+.*\n)*)", re.M)
 
 @dataclass
 class Mistake:
-    """One row: a name, what to think of instead, and its proofs."""
+    """One row: a name, the advice, and its proofs."""
 
     name: str
     advice: str = ""
@@ -95,7 +95,7 @@ class Mistake:
 
 
 def mistakes_of(text: str, exercise: str) -> list[Mistake]:
-    """The rows of an exercise in a text, as the head of this file describes them."""
+    """The rows of an exercise in a text, in the format that the module's docstring describes."""
     rows = []
     for names, part in re.findall(r"^# ([^\n]+)\n(.*?)(?=^# |\Z)", text, re.M | re.S):
         if exercise in names.split(" · "):
@@ -114,8 +114,8 @@ _numbers = itertools.count()
 def patched(source: str, diff: str, name: str) -> str:
     """A source with a diff's lines changed in it.
 
-    Raises ValueError where the source, that of `name`, has not the lines that the diff takes away, and for a
-    diff that takes none away.
+    Raises ValueError if the source, that of `name`, does not have the lines that the diff removes, and for a
+    diff that removes none.
     """
     lines, at = source.splitlines(), 0
     hunks = [[part.splitlines() for part in hunk] for hunk in HUNK.findall(diff) if any(hunk)]
@@ -140,9 +140,9 @@ def edited(solution: Callable, diff: str) -> Callable:
 
 
 def compiled(source: str, solution: Callable) -> Callable:
-    """The function of the solution's name that a source defines, with all names that the solution sees."""
+    """The function of the solution's name in a source, with access to all names that the solution can use."""
     names = dict(vars(sys.modules[solution.__module__]))
-    names["__name__"] = f"edited {next(_numbers)}"  # nobody can import it, so it travels to ranks by value
+    names["__name__"] = f"edited {next(_numbers)}"  # no such module exists, so it is sent to ranks by value
     exec(compile(source, "<edited>", "exec"), names)
     return names[solution.__name__]
 
@@ -155,14 +155,15 @@ class Compared(Exercise):
     """An exercise whose attempts are compared with its solution, and with the solution's edits.
 
     mistakes: rows, as Markdown; None: those of `mistakes.md` in the solution's folder. shows: name -> a
-    function (run, truth), for rows without a proof. finds(run, truth): one function in place of those,
-    told of attempts that ended: a row's name, or that and what shows it, or None; or of each name whether
-    or by what it is shown, of which the first counts. praise: what is said of a right answer, or a
+    function (run, truth), for rows without a proof. finds(run, truth): one function in place of those, for
+    attempts that ended. It returns a row's name, or (name, what shows it), or None; or a dict with each name
+    and whether, or by what, it is shown, of which the first counts. praise: the text for a right answer, or a
     function (Run) -> Answer. figures(run, truth): (what, reached, target) for the answer. picture(run,
-    truth): what a wrong one shows, or None. reads(value): one case's value in the form in which it is
-    compared; it raises for what has no such form. compares: whether values and gradients must be the
-    solution's; without, a row decides. proves(values): what of a rank's values an edit must do the same.
-    must_wait: whether it is wrong to wait for less of what was begun than the solution does.
+    truth): a picture for a wrong answer, or None. reads(value): one case's value in the form in which it is
+    compared; it raises for a value without such a form. compares: whether values and gradients must be the
+    solution's; if not, a row decides. proves(values): the part of a rank's values that an edit must
+    reproduce. must_wait: whether it is wrong to wait for fewer of the begun operations than the solution
+    does.
     """
 
     praise: str | Callable[[Run], Answer]
@@ -194,7 +195,7 @@ class Compared(Exercise):
             raise ValueError(f"{self.name}: shows has {unknown}, and no such rows")
 
     def _found(self, name: str, run: Run, truth: Run) -> bool | str:
-        """Whether, or by what, `finds` shows the mistake of this name."""
+        """Whether `finds` shows the mistake of this name, or the text that shows it."""
         if run.error:
             return False
         if run.found is None:
@@ -207,24 +208,24 @@ class Compared(Exercise):
         return run.found[0] == name and (run.found[1] or True)
 
     def advice(self, mistake: str) -> str:
-        """The advice of the row of this name, '' where there is none."""
+        """The advice of the row of this name, '' if there is none."""
         return next((row.advice for row in self.rows if row.name == mistake), "")
 
     @property
     def edits(self) -> list[str]:
-        """The edits of all rows, in the rows' order."""
+        """The edits of all rows, in order."""
         return [edit for row in self.rows for edit in row.edits]
 
     def alike(self, a, b) -> bool:
-        """`runs.alike`, within the tolerance of this exercise."""
+        """`runs.alike` with the tolerance of this exercise."""
         return alike(a, b, self.tolerance)
 
     def worlds(self) -> Iterator[tuple[Callable[[str], Run], Callable[[Callable], Run]]]:
-        """For each try, what a known edit of the solution does, and what any attempt does."""
+        """For each try: (a function that runs an edit of the solution, a function that runs an attempt)."""
         raise NotImplementedError
 
     def told_apart(self) -> list[tuple[str, str, str | None]]:
-        """(the name of a row, one of its edits, what a reader who does the same is told), for each."""
+        """(the name of a row, one of its edits, the name that a reader with this edit gets), for each."""
         edits = [(row.name, edit) for row in self.rows for edit in row.edits]
         told: dict[str, str] = {}
         for does, observe in self.worlds():
@@ -235,8 +236,8 @@ class Compared(Exercise):
         return [(name, edit, told.get(edit)) for name, edit in edits]
 
     def judged(self, mine: Run, does: Callable[[str], Run], passed: Sequence[int] = ()) -> Answer | None:
-        """What is wrong with an attempt; None if nothing is. does(edit): what the edited solution does.
-        passed: the numbers of ranks on which nothing was wrong before.
+        """What is wrong with an attempt; None if nothing is. does(edit): runs the solution with this edit.
+        passed: the numbers of ranks on which nothing was wrong.
         """
         if mine.error:
             return self._crashed(mine, does(""), passed)
@@ -265,14 +266,16 @@ class Compared(Exercise):
     def _seen(
         self, row: Mistake, mine: Run, truth: Run, parts: str | None, said: str
     ) -> tuple[str, str] | None:
-        """What was seen, before what a row says, where the row is for all that no other one names."""
+        """A description of the numbers, before the row's text, if the row is for all mistakes
+        without a row.
+        """
         if parts not in ("values", "gradients") or not row.name.startswith(REST):
             return None
         seen = in_its_numbers(mine, truth, parts, self.alike)
         return seen and (seen[0], f"{seen[1]} {said}")
 
     def _unnamed(self, mine: Run, truth: Run, parts: str, passed: Sequence[int]) -> tuple[str, str]:
-        """The name of a mistake that has no row, and what was seen of it."""
+        """(name, description) of a mistake without a row."""
         first = self._where(mine, truth, parts)
         if seen := _only_on(passed, mine):
             return seen[0], f"{first} {seen[1]}"
@@ -281,7 +284,7 @@ class Compared(Exercise):
         return UNNAMED[parts], first
 
     def _proven(self, row: Mistake, mine: Run, truth: Run, does: Callable, parts: str | None) -> bool | str:
-        """Whether a run that ended shows the mistake of this row, or, as text, what shows it."""
+        """Whether a run that ended shows the mistake of this row, or the text that shows it."""
         if row.name in self.shows:
             return self.shows[row.name](mine, truth)
         if parts in row.parts:
@@ -292,7 +295,7 @@ class Compared(Exercise):
         if not row.edits or mine.does_as(truth, facets, self.alike, self.proves):
             return False
         others = (other for edit in row.edits if not (other := does(edit)).error)
-        # What a mistake leaves out is not left out where the attempt has it: its values are a coincidence.
+        # If the attempt contains what the mistake leaves out, equal values are a coincidence.
         return any(
             not (truth.kinds - other.kinds) & mine.kinds
             and mine.does_as(other, facets, self.alike, self.proves)
@@ -300,7 +303,7 @@ class Compared(Exercise):
         )
 
     def _where(self, mine: Run, truth: Run, parts: str) -> str:
-        """The first place where two runs part, in words. What would be right there is not said."""
+        """A sentence on the first place where two runs differ, without the right value."""
         if parts == "cut":
             return "The output is right, but autograd cannot get from it back to x."
         rank, case, got, wanted = next(
@@ -318,7 +321,7 @@ class Compared(Exercise):
         return f"{what} is not the solution's{alike_}. On rank {rank}: {differs(got, wanted, self.alike)}."
 
     def _form(self, mine: Run, truth: Run) -> Answer | None:
-        """What is wrong with the form of an answer. Values are read here."""
+        """What is wrong with the form of an answer. This reads the values."""
         row = next((row for row in self.rows if "form" in row.parts), Mistake("another form"))
         empty = [r for r, facts in enumerate(mine.ranks) if any(one is None for one in facts["values"])]
         for rank, (facts, wanted) in enumerate(zip(mine.ranks, truth.ranks)):
@@ -339,7 +342,7 @@ class Compared(Exercise):
         return None
 
     def _crashed(self, mine: Run, truth: Run, passed: Sequence[int]) -> Answer:
-        """A crash or a hang, with its name where what was seen proves one."""
+        """The answer to a crash or a hang, with its name if what was recorded proves one."""
         where = f"On {mine.n} ranks: " if mine.n > 1 else ""
         if said := stopped(mine.error):
             return said
@@ -350,7 +353,7 @@ class Compared(Exercise):
                 text = f"{where}{_said(row, shown)}\n\n{mine.error.report}"
                 return Answer("crashed", text, row.name)
         answer = _all_do_the_same(mine) or crashed(mine.error)
-        written = any(n in numbers_in(mine.attempt) for n in passed if n > 2)  # 2 is in many that are right
+        written = any(n in numbers_in(mine.attempt) for n in passed if n > 2)  # 2 is in many right attempts
         if (written or not answer.misconception) and (seen := _only_on(passed, mine)):
             return Answer("crashed", f"{where}{seen[1]}\n\n{answer.text}", seen[0])
         return answer
@@ -358,7 +361,7 @@ class Compared(Exercise):
 
 @dataclass(kw_only=True, repr=False)
 class Asked(Compared):
-    """A function of plain values. One rank is asked, where it may crash or hang. cases: its arguments."""
+    """A function of plain values. One rank runs it, because it may crash or hang. cases: its arguments."""
 
     cases: Sequence[tuple] | Callable[[], Sequence[tuple]] = ((),)
 
@@ -366,7 +369,7 @@ class Asked(Compared):
         return self.cases() if callable(self.cases) else self.cases
 
     def verdict(self, attempt: Callable) -> Answer:
-        """Ask one rank all cases."""
+        """Run all cases on one rank."""
         cases = self._cases()
         does = self._does(cases)
         with World(1, timeout=PATIENCE) as world:
@@ -378,13 +381,15 @@ class Asked(Compared):
         return self.judged(mine, does) or praised(self, mine, does(""))
 
     def worlds(self):
-        """One pair, whose functions run in this process: no crash or hang of an attempt is caught."""
+        """One pair, whose functions run in this process, which does not survive a crash or hang of
+        an attempt.
+        """
         cases = self._cases()
         answers = lambda attempt: Run((), [{"values": [attempt(*case) for case in cases]}])
         yield self._does(cases), answers
 
     def _does(self, cases: Sequence[tuple]) -> Callable[[str], Run]:
-        """What edits of the solution answer. They are the course's own, so they need no rank."""
+        """Results of edits of the solution. They are the course's own code, so they need no rank."""
 
         @cache
         def of(edit: str) -> Run:
@@ -407,11 +412,11 @@ def _asked(attempt: Callable, cases: Sequence[tuple], solution: Callable, also: 
 
 @dataclass(kw_only=True, repr=False)
 class OnRanks(Compared):
-    """A function that every rank runs. tries: (number of ranks, what else `inputs` is told) of each world in
-    which it is tried, in order.
+    """A function that every rank runs. tries: (number of ranks, further arguments of `inputs`) for each world
+    in which it is tried, in order.
 
-    inputs, sees, gradient: see `Watch`. watch(attempt, facts): takes its place. messages: sends and receives
-    alone may do the work. world: arguments of the World, but for its size.
+    inputs, sees, gradient: see `Watch`. watch(attempt, facts): replaces `Watch`. messages: whether the work
+    must be done by sends and receives only. world: arguments of the World, except its size.
     """
 
     tries: tuple[tuple, ...] = ((4,), (2,))
@@ -424,7 +429,7 @@ class OnRanks(Compared):
     _known: dict[tuple, Run] = field(default_factory=dict, init=False, repr=False)
 
     def verdict(self, attempt: Callable) -> Answer:
-        """Stops at the first try in which something is wrong. Praise is for the try with most ranks."""
+        """Stop at the first try in which something is wrong. Praise is for the try with the most ranks."""
         runs, worlds = [], self.worlds()
         for _ in _shown_as(self.tries):
             does, observe = next(worlds)
@@ -435,7 +440,7 @@ class OnRanks(Compared):
         return praised(self, *max(runs, key=lambda pair: pair[0].n))
 
     def worlds(self):
-        """Tries in a row with the same number of ranks share a World."""
+        """Consecutive tries with the same number of ranks share a World."""
         for n, tries in itertools.groupby(self.tries, lambda tried: tried[0]):
             with World(n, **{"timeout": PATIENCE} | self.world) as world:
                 for tried in tries:
@@ -447,12 +452,12 @@ class OnRanks(Compared):
         return self.watch or Watch(tried, self.inputs, self.sees, self.gradient, flops, self.messages)
 
     def _observe(self, world: World, tried: tuple, attempt: Callable) -> Run:
-        """What an attempt does in a world. Raises NotCounted where the solution itself does not end."""
+        """What an attempt does in a world. Raises NotCounted if the solution itself does not end."""
         watch = self._watch(tried, flops=any("flops" in row.costs for row in self.rows))
         truth = self._known.get((tried, ""))
         try:
             limit = truth and truth.seconds
-            may = attempt is not self.reference and names_in(attempt) & REACHES  # looking takes its time
+            may = attempt is not self.reference and names_in(attempt) & REACHES  # recording help takes time
             own = self.reference if may else None
             seen = [facts for (facts,) in world.run(observed, watch, attempt, solution=limit, reference=own)]
             return Run(tried, seen, world.traffic, attempt=attempt)
@@ -463,21 +468,23 @@ class OnRanks(Compared):
             return Run(tried, known, error=e, attempt=attempt)
 
     def _does(self, world: World, tried: tuple, edit: str) -> Run:
-        """What an edit of the solution does. All are run at once, when the first is asked for."""
+        """What an edit of the solution does. When the first is needed, all are run at once."""
         if (tried, edit) not in self._known:
             mutants = [edited(self.reference, edit) for edit in self.edits]
             with redirect_stdout(io.StringIO()):
                 try:
                     of_ranks = world.run(observed, self._watch(tried), *mutants)
                     runs = [Run(tried, list(facts)) for facts in zip(*of_ranks)]
-                except RankError:  # one of them crashes in this try
+                except RankError:  # one of the edits crashes in this try
                     runs = [self._observe(world, tried, mutant) for mutant in mutants]
             self._known |= {(tried, edit): run for edit, run in zip(self.edits, runs)}
         return self._known[tried, edit]
 
 
 def _shown_as(tries: Sequence[tuple]) -> Iterator[tuple]:
-    """The tries in turn; where they take long, a line says which is under way, and is gone afterwards."""
+    """The tries in turn; if they take long, a line names the one that is running, and is removed
+    afterwards.
+    """
     with tqdm(total=len(tries), leave=False, delay=1, bar_format="{desc} … ({n_fmt} of {total_fmt})") as line:
         for tried in tries:
             line.set_description_str(f"on {tried[0]} rank{'s' * (tried[0] > 1)}", refresh=False)
@@ -486,7 +493,7 @@ def _shown_as(tries: Sequence[tuple]) -> Iterator[tuple]:
 
 
 def _said(row: Mistake, shown: bool | str) -> str:
-    """What shows a mistake, where that is a text, and what to think of instead."""
+    """What shows a mistake, if that is a text, and the row's advice."""
     return f"{shown} {row.advice}" if isinstance(shown, str) else row.advice
 
 
@@ -496,7 +503,7 @@ def _shown(value, most: int) -> str:
 
 
 def praised(exercise: Compared, mine: Run, truth: Run) -> Answer:
-    """The answer to a right attempt: `praise`, and the figures where it is a text."""
+    """The answer to a right attempt: `praise`, with the figures if it is a text."""
     praise = exercise.praise
     answer = praise(mine) if callable(praise) else right(praise, *exercise.figures(mine, truth))
     answer.helped = mine.helped
@@ -504,7 +511,7 @@ def praised(exercise: Compared, mine: Run, truth: Run) -> Answer:
 
 
 def _only_on(passed: Sequence[int], run: Run) -> tuple[str, str] | None:
-    """(name, what was seen) of an attempt with which nothing was wrong on another number of ranks."""
+    """(name, description) for an attempt that was right on another number of ranks."""
     others = sorted({n for n in passed if n != run.n})
     if not others:
         return None
@@ -517,11 +524,11 @@ def _only_on(passed: Sequence[int], run: Run) -> tuple[str, str] | None:
 
 
 class Form(TypeError):
-    """An answer has another form; the message says which."""
+    """An answer has the wrong form; the message says which."""
 
 
 def _as(wanted, got):
-    """`got`, where it is a tensor as `wanted` is. A single number may have any shape. Raises Form."""
+    """`got`, if it is a tensor like `wanted`. A single number may have any shape. Raises Form."""
     if isinstance(wanted, torch.Tensor):
         if wanted.numel() == 1 and isinstance(got, (int, float)):
             got = torch.tensor(float(got), dtype=wanted.dtype)
@@ -535,7 +542,7 @@ def _as(wanted, got):
     return got
 
 
-# -- what every exercise can tell -----------------------------------------------------------------
+# -- answers for every exercise ---------------------------------------------------------------------
 
 UNWAITED = (
     "some collective, isend or irecv was begun, and nobody waited for it. Keep what it returns and call"
@@ -544,7 +551,7 @@ UNWAITED = (
 
 
 def _all_do_the_same(run: Run) -> Answer | None:
-    """A hang in which every rank sends, or every rank receives, has a name."""
+    """The answer to a hang in which every rank sends, or every rank receives."""
     doing = {at["op"] for at in run.standing.values()}
     if len(doing) != 1 or len(run.standing) < run.n:
         return None
@@ -562,7 +569,7 @@ def _all_do_the_same(run: Run) -> Answer | None:
 
 
 def wasteful(run: Run, truth: Run) -> tuple[str, str] | None:
-    """(name, advice) for what gives the right values without messages, or with more than chunks of it."""
+    """(name, advice) for right values without messages, or with more data sent than chunks need."""
     if helped := {row.op for rows in run.traffic.ranks for row in rows} - {"send", "recv"}:
         return (
             "a ready collective does the work",

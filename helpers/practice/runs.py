@@ -200,9 +200,7 @@ def ends_by_itself(run: Callable, solution: float | None) -> Callable:
 
     def limited():
         def over(_, frame):
-            if lines.innermost(
-                frame
-            ):  # otherwise the code that records the attempt is running
+            if lines.innermost(frame):  # otherwise the code that records the attempt is running
                 raise Endless(f"{limit:.0f} s of processor time; the solution needs {solution:.2g} s")
 
         before = signal.signal(signal.SIGVTALRM, over)
