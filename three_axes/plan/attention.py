@@ -1,4 +1,4 @@
-"""Lines of a layer's attention: its matrices, its scores, and what ranks that share a sequence send.
+"""Operations of a layer's attention: its matrices, its scores, and what ranks that share a sequence send.
 
 Sources: Dao 2023, section 3 (a fused attention's backward: five products for two); DeepSeek-AI 2024, section
 2.1 (latent attention). Ranks that share a sequence: Liu et al. 2023 (ring attention), Llama Team 2024,
@@ -16,7 +16,7 @@ from .frameworks import ATTENTION
 from .op import LayerOnRank, Op, enter, leave, norm, sending, stream
 from .shape import Latent
 
-SCORES = "attention's scores"  # the line of what softmax and dropout keep, which 'selective' recompute drops
+SCORES = "attention's scores"  # the operation whose results 'selective' recompute drops: softmax and dropout
 
 
 def attention(at: LayerOnRank, eager: bool) -> list[Op]:
@@ -29,10 +29,10 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
         into = _latent(at, model.latent)
     else:
         matrix = partial(at.product, block="attention")
-        # Positions turned into queries and keys: minus a half 2, put together 4, cosine 4, sine 4, sum 6.
+        # Rotary positions of queries and keys: minus a half 2, put together 4, cosine 4, sine 4, sum 6.
         turned = stream("positions", 10.0 * (wide + keys), 10) if eager else []
         normed: list[Op] = []
-        if model.qk_norm:  # one of the queries, one of the keys
+        if model.qk_norm:  # one norm for queries, one for keys
             normed = [
                 *norm("norm of queries", wide, eager, saved=wide),
                 *norm("norm of keys", keys, eager, saved=keys),
@@ -54,9 +54,9 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
             *turned,
         ]
     out = wide if not model.latent else n * sb * model.out_width / t
-    # The attention keeps its result as it is.
+    # The attention keeps its result for its own backward.
     own = out if at.job.precision == "bf16" else out + at.narrow(out)
-    # Its own backward asks for it too.
+    # The attention's backward also needs the result.
     kept = dict(saved=own, saved_per_op=out, stays=out * framework.fused_attention, recomputed=recomputed)
     output = "attention's output"
     return [
@@ -68,8 +68,8 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
 
 
 def _latent(at: LayerOnRank, part: Latent) -> list[Op]:
-    """Down to short vectors, which each tensor-parallel rank does for its part of the tokens (for all of
-    them without sequence parallelism), and up to its heads.
+    """Project down to short vectors, each tensor-parallel rank for its part of the tokens (for all of them
+    without sequence parallelism), and up to the rank's heads.
     """
     model, job, t, sb = at.model, at.job, at.layout.tp, at.tokens
     h, n, mine = model.hidden, job.framework.number_bytes, at.tokens / at.parts
@@ -105,8 +105,9 @@ def _latent(at: LayerOnRank, part: Latent) -> list[Op]:
 
 
 def _scores(at: LayerOnRank, wide) -> list[Op]:
-    """4·s·width FLOPs a token; a fused attention skips the half above the diagonal, and its backward makes
-    five products of two. Unfused, 11 bytes a score: written, scaled and masked, softmax, dropout, read.
+    """4·s·width FLOPs a token. A fused attention skips the half above the diagonal, and its backward computes
+    five products instead of two. Unfused, it moves 11 bytes a score: written, scaled and masked, softmax,
+    dropout, read.
     """
     model, framework, t, sb = at.model, at.job.framework, at.layout.tp, at.tokens
     seen, n = model.attended(at.job.seq_len), framework.number_bytes
@@ -117,7 +118,7 @@ def _scores(at: LayerOnRank, wide) -> list[Op]:
     # Softmax; its mask and dropped copy.
     kept_scores = 0.0 if fused else (2 + 3 * (not model.bare)) * sb * seen * model.heads / t
     anew = ("full",) if fused else ("selective", "full")
-    again = 0.0 if model.latent else None  # 'modules' makes queries, keys and values anew
+    again = 0.0 if model.latent else None  # 'modules' computes queries, keys and values again
     copies = framework.keeps_views and not model.latent and model.kv_heads == model.heads
     stays = wide + (1 + copies) * n * sb * (model.k_width + model.v_width) / t
     block: dict[str, Any] = dict(block="scores", share=_reached(at, seen) if fused else 1.0)
@@ -130,8 +131,8 @@ def _scores(at: LayerOnRank, wide) -> list[Op]:
 
 
 def _reached(at: LayerOnRank, seen):
-    """Share of the achievable FLOP/s: see `Reached`. seen: tokens that one looks at. A ring sees those of one
-    rank at a time.
+    """Share of the achievable FLOP/s: see `Reached`. seen: tokens that a token attends to. A ring processes
+    those of one rank at a time.
     """
     kernel = ATTENTION[at.job.framework.attention]
     reached = kernel.get(at.job.cluster.device.generation, next(iter(kernel.values())))
@@ -140,13 +141,14 @@ def _reached(at: LayerOnRank, seen):
 
 
 def _context(at: LayerOnRank) -> list[Op]:
-    """What cp ranks that share each sequence send of it, in one of three ways.
+    """What cp ranks that share each sequence send, in one of three ways.
 
-    ring: keys and values go from rank to rank, cp - 1 times, while those of the rank before are looked at;
-    backward they go round again, and their gradients all the way home. gather: each rank gathers all keys and
-    values, again in backward where the framework does not keep them, and scatters their gradients. heads:
-    tokens of a part become heads of the whole, and back. A rank has two parts of the sequence, one from its
-    start and one from its end, so that all have as much of the causal half to do.
+    ring: keys and values go from rank to rank, cp - 1 times, while those of the previous rank are used; in
+    backward they go round again, and their gradients all the way back to the owner. gather: each rank gathers
+    all keys and values, again in backward if the framework does not keep them, and reduce-scatters their
+    gradients. heads: an all-to-all exchanges tokens of a part for heads of the whole, and back. A rank has
+    two parts of the sequence, one from its start and one from its end, so that all have an equal share of the
+    causal half.
     """
     layout, model, cp = at.layout, at.model, np.asarray(at.layout.cp)
     if not np.any(cp > 1):
@@ -158,12 +160,13 @@ def _context(at: LayerOnRank) -> list[Op]:
 
     both = n * sb * (model.k_width + model.v_width) / t
     if way == "ring":
-        # Each part's result is added to the sum of those before: read, and the float32 sum read and written.
+        # Each part's result is added to the sum of the parts before: read, and the float32 sum read and
+        # written.
         sums = (2.0 + 8.0) * sb * model.out_width / t * (cp - 1)
         beside = dict(block="scores", hides="keys and values")
         return [
             send("ring of keys and values", "F", "send", cp - 1, both, under="F", **beside),
-            # Keys and values stop one hop before their owner; their gradients go all the way home.
+            # Keys and values stop one hop before their owner; their gradients go all the way back to it.
             send("ring of keys, values, gradients", "I", "send", 2 * cp - 1, both, under="I", **beside),
             *stream("sums of the ring", sums, cp - 1, 1),
         ]
@@ -174,7 +177,7 @@ def _context(at: LayerOnRank) -> list[Op]:
             send("gather of keys and values", "I", "all_gather", 1 * recomputed, cp * both),
             send("gradients of keys and values", "I", "reduce_scatter", 1, cp * both),
         ]
-    # Where there are fewer key/value heads than ranks, each is sent to several.
+    # If there are fewer key/value heads than ranks, each head is sent to several ranks.
     heads = np.maximum(1, cp * t / (model.heads if model.latent else model.kv_heads))
     parts = (
         ("queries", n * sb * model.q_width / t),

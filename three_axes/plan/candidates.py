@@ -1,4 +1,4 @@
-"""The layouts that the planner looks at: rows of numbers, and a `Candidate` of each as it is asked for."""
+"""The layouts that the planner times: rows of numbers, and a `Candidate` for each when it is needed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .stages import can_be_spread
 SIZES = (*Axes._fields, "microbatch", "interleave", "zero", "shard", "recomputed")
 _ROW = np.dtype([(k, int) for k in (*SIZES, "names")] + [("sp", bool), ("seconds", float), ("memory", float)])
 SOUGHT = ("dp", "tp", "pp", "cp", "ep")
-LEAST_TOKENS = 4096  # of a sequence on a rank; cp leaves fewer only where it is asked for
-MOST_TOKENS = 16384  # of a microbatch on a rank, of a model with experts, whose layouts are many
+LEAST_TOKENS = 4096  # of a sequence on a rank; cp leaves fewer only if it is requested
+MOST_TOKENS = 16384  # of a microbatch on a rank, for models with experts, which have many layouts
 
 
 class Candidate(NamedTuple):
-    """One layout that can be, with its step time (s) and the fullest GPU's memory (bytes)."""
+    """One possible layout, with its step time (s) and the fullest GPU's memory (bytes)."""
 
     layout: Layout
     seconds: float
@@ -39,7 +39,7 @@ class Candidate(NamedTuple):
 
 
 class Candidates(Sequence[Candidate]):
-    """Many of them, in the order of `by`: each is made when it is asked for."""
+    """Many candidates, in the order of `by`; each is made when it is first used."""
 
     def __init__(self, numbers: np.ndarray, names: list[tuple], framework: Framework, by: str, keep):
         self._numbers, self._by, self._keep = numbers, by, keep
@@ -47,7 +47,7 @@ class Candidates(Sequence[Candidate]):
 
     @cached_property
     def numbers(self) -> np.ndarray:
-        """Rows in order; of many plans nobody asks for more than the first."""
+        """The rows, sorted; many plans only need the first."""
         chosen = self._numbers[self._keep]
         return chosen[np.argsort(chosen[self._by], kind="stable")]
 
@@ -72,12 +72,12 @@ class Candidates(Sequence[Candidate]):
 
 
 def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dict[Axes, str]]:
-    """(all rows of numbers, whatever the schedule; which sizes cannot be, and why)."""
+    """(all rows of numbers, for any schedule; impossible sizes -> why)."""
     framework, rows, impossible, asked = job.framework, [], {}, only.get("shard", 0)
-    # With the shard, the ZeRO stages to look at, and the largest microbatch.
+    # With the shard, the ZeRO stages to try, and the largest microbatch.
     possible: list[tuple[Axes, int, tuple[int, ...], int]] = []
     for axes in _all_axes(job, gpus, only):
-        shard = asked if asked < axes.dp * axes.cp else 0  # all of them are one shard without that word
+        shard = asked if asked < axes.dp * axes.cp else 0  # without a requested size all are one shard
         zeros = framework.zeros if axes.pp == 1 else framework.zeros_in_pipeline
         zeros = tuple(zero for zero in zeros if zero or not shard)
         layout = framework.layout(**axes._asdict(), shard=shard, zero=max(zeros, default=0))
@@ -96,7 +96,7 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
     spread = {p: _chunks(job.model, framework, p) for p in {axes.pp for axes, *_ in possible}}
     for axes, shard, zeros, most in possible:
         share, chunks = job.global_batch // axes.dp, spread[axes.pp]
-        # What would make no difference is looked at once.
+        # Choices that make no difference are tried once.
         different = zeros if axes.dp * axes.cp > 1 else zeros[:1]
         splits = (True, False) if axes.tp > 1 and not job.model.experts else (True,)
         rows += [
@@ -114,8 +114,8 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
 
 
 def _all_axes(job: Job, gpus: int, only: dict[str, int]) -> Iterator[Axes]:
-    """All sizes of the axes in `SOUGHT`; others are 1 but where they are asked for. So an expert is split
-    (etp) only then: more experts on a rank do the same with fewer bytes.
+    """All sizes of the axes in `SOUGHT`; others are 1 unless they are requested. So an expert is split (etp)
+    only on request: more experts on a rank compute the same with fewer bytes.
     """
     asked = {axis.name: only.get(axis.name, 1) for axis in AXES if axis.name not in SOUGHT}
     of = lambda axis, sizes: [n for n in sizes if n == only.get(axis, n)]
@@ -129,14 +129,14 @@ def _all_axes(job: Job, gpus: int, only: dict[str, int]) -> Iterator[Axes]:
                 d = inner // c
                 if d != only.get("dp", d):
                     continue
-                folds = max(1, inner * t // asked["etp"])  # ranks that experts may be spread over
+                folds = max(1, inner * t // asked["etp"])  # ranks over which experts may be distributed
                 spread = divisors(math.gcd(experts.count, folds)) if experts else [1]
                 for e in [only["ep"]] if "ep" in only else spread:
                     yield Axes(dp=d, tp=t, pp=p, cp=c, ep=e, **asked)
 
 
 def passed_over(job: Job, gpus: int, only: dict[str, int]) -> Iterator[tuple[str, int]]:
-    """(axis, size) of what could be and was not looked at, the least first: shorter parts of a sequence."""
+    """(axis, size) of possible layouts that were not tried, smallest first: shorter parts of a sequence."""
     if only.get("cp", 1) == 1:
         for c in (2, 4, 8):
             looked_at = "cp" not in only and c * LEAST_TOKENS <= job.seq_len
@@ -145,8 +145,8 @@ def passed_over(job: Job, gpus: int, only: dict[str, int]) -> Iterator[tuple[str
 
 
 def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
-    """The possible layouts with only those ZeRO stages whose states alone leave room on a middle stage. Where
-    none does, the last, in microbatches of one sequence: how far from fitting it is at the least.
+    """The possible layouts, each with only those ZeRO stages whose states alone leave room on a middle stage.
+    If there are none, the last one, in microbatches of one sequence, to show by how much it does not fit.
     """
     if not possible:
         return []
@@ -164,7 +164,9 @@ def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
 
 
 def _chunks(model: ModelShape, framework: Framework, p: int) -> list[int]:
-    """How many chunks a pipeline rank may have. More than one need a multiple of p microbatches."""
+    """The numbers of chunks that a pipeline rank may have. More than one need a multiple of p
+    microbatches.
+    """
     if p == 1 or framework.balanced:
         return [1]
     most = min(framework.most_chunks, model.layers // p + 1)
@@ -172,7 +174,7 @@ def _chunks(model: ModelShape, framework: Framework, p: int) -> list[int]:
 
 
 def runs(job: Job, schedule: str, recompute: str, rows: np.ndarray) -> np.ndarray:
-    """Which rows `schedule` can run, as `check` has it. Without a pipeline all schedules are one, 1F1B."""
+    """Which rows `schedule` can run, by `check`. Without a pipeline all schedules are the same, 1F1B."""
     kind = Layout(schedule=schedule).pipeline
     p, v = rows["pp"], rows["interleave"]
     if kind.chunks == 0:

@@ -6,12 +6,12 @@ The slowest pipeline stage sets the pace. The list of `operations` is read for s
     the rest     bytes / (bandwidth · efficiency)
     collectives  see `collectives`; where they may run under something else, what is left of them
 
-A layer takes the longer of this and of the host's time to launch it. Around the m microbatches stand the
+A layer takes the longer of this time and the host's time to launch it. To the m microbatches are added the
 embedding and the head, the sends between stages, the bubble, data parallelism and the optimizer.
 
 Five constants, each with a meaning, were fitted to two published tables of A100 runs and to nothing else,
 with an earlier form of this model; a sixth, `exposed`, was set by judgement (data/cost_constants.json).
-`validation.table` holds them against runs that they were not fitted to.
+`validation.table` compares them with runs to which they were not fitted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TERMS = (*COMPUTED, *dict.fromkeys(axis.part for axis in AXES if axis.talks == "
 
 
 class Constants(NamedTuple):
-    """What is reached of what is printed: see data/cost_constants.json for units and bounds."""
+    """Reached shares of printed speeds: see data/cost_constants.json for units and bounds."""
 
     gemm_efficiency: float
     attention_efficiency: float
@@ -58,14 +58,14 @@ def constants() -> Constants:
 
 
 def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
-    """Seconds of one operation by itself, of one call of a collective. Takes arrays."""
+    """Seconds of one operation by itself; of a collective, of one call. Takes arrays."""
     if op.collective:
         inside, nodes = layout.reach(op.axis, job.cluster.gpus_per_node)
         shares = c.intra_node_efficiency, c.inter_node_efficiency
         if op.collective == "all_to_all":
             copies = 1.0, 1.0
             if op.axis == "ep" and job.framework.once_a_node and (experts := job.model.experts):
-                # Of k copies for as many experts, those for different ranks, and for different nodes.
+                # Of a token's k copies, those for different ranks, and those for different nodes.
                 k = experts.per_token
                 copies = tuple(n / k * (1 - (1 - 1 / n) ** k) for n in (inside * nodes, nodes))
             return all_to_all_seconds(op.payload, inside, nodes, job.cluster, *shares, copies)
@@ -83,8 +83,8 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
 
 class Work(NamedTuple):
     """Seconds that a list of operations takes, by part and phase, for one microbatch; R is what backward
-    computes anew. host: that the host takes to launch them, by phase. routed: of forward where the host waits
-    for a router, 0 where there is none.
+    computes again. host: the host's seconds to launch them, by phase. routed: seconds of a forward in which
+    the host waits for a router, 0 if there is none.
     """
 
     seconds: dict[str, dict[str, float]]
@@ -96,7 +96,7 @@ class Work(NamedTuple):
         return sum(phases[phase] for phases in self.seconds.values())
 
     def part(self, part: str):
-        """Seconds of one part, over all phases, what is computed anew included."""
+        """Seconds of one part, over all phases, with what is computed again."""
         return sum(self.seconds[part].values())
 
     @property
@@ -105,24 +105,24 @@ class Work(NamedTuple):
         return sum(self.part(part) for part in self.seconds)
 
     def again(self, share) -> Work:
-        """With that share of what backward computes anew."""
+        """With this share of what backward computes again."""
         some = lambda phases: phases | {"R": share * phases["R"]}
         return Work(
             {part: some(phases) for part, phases in self.seconds.items()}, some(self.host), self.routed
         )
 
     def spread(self, which) -> Work:
-        """For many layouts, from one of each kind: see `Layout.alike`."""
+        """For many layouts, from one layout of each kind: see `Layout.alike`."""
         wide = lambda phases: {phase: spread(x, which) for phase, x in phases.items()}
         seconds = {part: wide(phases) for part, phases in self.seconds.items()}
         return Work(seconds, wide(self.host), spread(self.routed, which))
 
 
 def durations(ops: list[Op], job: Job, layout: Layout, c: Constants) -> list:
-    """Seconds of each operation, of all its calls. A collective may run while products compute. Then its
-    seconds here are those that the products do not cover, and at least the share `exposed` of all of them.
+    """Seconds of all calls of each operation. If a collective may run while products compute, only the
+    seconds that the products do not cover are counted, and at least the share `exposed` of all of them.
     """
-    once: dict[tuple, float] = {}  # what is alike is worked out once
+    once: dict[tuple, float] = {}  # equal operations are computed once
     took = []
     for op in ops:
         numbers = map(id, (op.flops, op.streamed, op.payload, op.share))
@@ -140,7 +140,7 @@ def durations(ops: list[Op], job: Job, layout: Layout, c: Constants) -> list:
 
 
 def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | None = None) -> Work:
-    """Read a list of operations for seconds. took: their `durations`, where known."""
+    """Compute the seconds of a list of operations. took: their `durations`, if known."""
     took = took or durations(ops, job, layout, c)
     seconds = {part: dict.fromkeys("FIWR", 0.0) for part in dict.fromkeys(op.part for op in ops)}
     host: dict[str, Any] = dict.fromkeys("FIWR", 0.0)
@@ -153,10 +153,10 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
         for phase in op.phase + "R" * (op.phase == "F" and layout.recompute in op.recomputed):
             seconds[op.part][phase] = seconds[op.part][phase] + one
             host[phase] = host[phase] + launched
-    apart = "dispatch" in job.framework.hides  # another microbatch's layers are there to do
+    apart = "dispatch" in job.framework.hides  # another microbatch's layers are there to compute
     made = Work(seconds, host, 0.0 if apart else _routed(forward))
     if "expert parallel" in seconds and apart:
-        # What is longer than all that is computed.
+        # The part that is longer than all computation.
         sent = made.part("expert parallel")
         computed = sum(made.part(part) for part in COMPUTED if part in seconds)
         shown = np.maximum(sent - computed, c.exposed * sent) / np.maximum(sent, 1e-30)
@@ -165,9 +165,9 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
 
 
 def _routed(forward: list[tuple]):
-    """Seconds of a forward whose host waits until the router's choice is known, which says how many rows each
-    expert gets. From there on it is ahead of the GPU only by what it launches faster, until the next layer's
-    router: the last of an operation's kernels begins when it is launched, or when the GPU comes to it.
+    """Seconds of a forward whose host waits until the router's choice is known, that is, how many rows each
+    expert gets. After that, until the next layer's router, the host is ahead of the GPU only by what it
+    launches faster. The last kernel of an operation starts when it is launched, or when the GPU reaches it.
     """
     names = [op.name for op, *_ in forward]
     if ROUTER not in names or not any(np.any(launched) for *_, launched in forward):
@@ -203,8 +203,8 @@ def step_terms(
     works: list[Work] | None = None,
     once: list[Op] | None = None,
 ) -> dict[str, Any]:
-    """Seconds of one step by what for. Arrays in `layout` give arrays. Where they are known already, works:
-    `all_work`, for each layout; once: `synchronisation`.
+    """Seconds of one step by term. Arrays in `layout` give arrays. Optional, if known: works, the result of
+    `all_work`, for each layout; once, the result of `synchronisation`.
     """
     c = c or constants()
     model, p, v, m = job.model, layout.pp, layout.interleave, job.microbatches(layout)
@@ -214,7 +214,7 @@ def step_terms(
         works = all_work(made, job, c, [layout.recompute])[layout.recompute]
         works = [one.spread(made.which) for one in works]
     begin, end, *kinds = works
-    # Stages: the inner ones hold `deep` layers; the ends one less where L + 2 is what divides.
+    # Stages: the inner ones hold `deep` layers; the first and last hold one less if L + 2 divides.
     ends = 0, layout.pipeline.head_rank(p)
     on_first, on_last = ([n for _, n in kinds_on_rank(model, layout, rank)] for rank in ends)
     deep = np.maximum(sum(on_first), layers_on_rank(model, layout, np.minimum(1, p - 1)))
@@ -240,7 +240,7 @@ def step_terms(
     if "sends" in job.framework.hides and layout.pipeline.chunks == 0:
         shown = np.maximum(message - inner / layout.chunks / 2, c.exposed * message)
     terms["pipeline sends"] = many * 2.0 * (m * layout.chunks * shown + (p - 1) * message)
-    # All that the slowest stage does not do.
+    # The time in which the slowest stage is idle.
     end_slows = (last >= first) & (last > inner)
     begin_slows = ~end_slows & (first > inner)
     totals = [count for _, count in model.kinds]
@@ -277,8 +277,8 @@ def _timed(one: Work, job: Job, layout: Layout) -> _Kind:
 
 
 def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[Op]):
-    """Seconds of data parallelism that show, and of the optimizer. both, backward: of a stage's layers, for
-    one microbatch, what communication may run under.
+    """Exposed seconds of data parallelism, and seconds of the optimizer. both, backward: of a stage's layers,
+    for one microbatch; communication may run under these.
     """
     hides, zero = job.framework.hides, np.asarray(layout.zero)
     took: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""A layout in the words of a framework: its own flags, or its configuration file.
+"""A layout as a framework's own flags, or as its configuration file.
 
-Every name was read in the source that `SOURCES` names, and the text ends with that. What a framework cannot
-do, or not by a flag, is refused by name.
+Every name was read in the source that `SOURCES` gives, and the text ends with that source. What a framework
+cannot do, or not by a flag, is refused by name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .frameworks import ALIASES
 from .job import Job
 from .layout import ORDER, Layout
 
-# framework -> repository, commit and date of the source where its names were read, and the files
+# framework -> repository, commit and date of the source from which its names were read, and the files
 SOURCES = {
     "megatron-lm": "NVIDIA/Megatron-LM at d98e8a6 (22 August 2026), megatron/training/arguments.py",
     "torchtitan": "pytorch/torchtitan at b5bcd76 (21 August 2026), config/configs.py, trainer.py,"
@@ -26,7 +26,7 @@ SCHEDULES = {"1F1B": "1F1B", "interleaved": "Interleaved1F1B", "ZB-V": "ZBVZeroB
 
 
 def flags(framework: str, job: Job, layout: Layout) -> str:
-    """The layout in a framework's words. Raises ValueError for one not in `SOURCES`, or that cannot do it."""
+    """The layout as a framework's flags. Raises ValueError for one not in `SOURCES`, or that cannot do it."""
     framework = ALIASES.get(framework, framework)
     if framework not in SOURCES:
         raise ValueError(f"flags are known of {', '.join(SOURCES)}, not of {framework!r}")
@@ -43,7 +43,7 @@ def flags(framework: str, job: Job, layout: Layout) -> str:
 
 
 def _refuse(framework: str, unable: Mapping[str, object]) -> None:
-    """Raises ValueError that names the first of what is true."""
+    """Raises ValueError with the name of the first true value."""
     for what, asked in unable.items():
         if asked:
             raise ValueError(f"{framework} has no flag for {what}")
@@ -119,7 +119,7 @@ def _megatron(job: Job, layout: Layout) -> str:
     elif job.precision == "nvfp4":
         given |= {"fp4-format": "e2m1"}
     lines = [f"--{name}" + ("" if value is True else f" {value}") for name, value in given.items() if value]
-    # One queue to the GPU, so that what is to hide starts first; its FSDP wants several.
+    # One queue to the GPU, so that hidden communication starts first; its FSDP needs several.
     one_queue = layout.tp * layout.cp > 1 and layout.zero < 2 and not job.cluster.device.fp4
     environment = "\n\nin the environment: CUDA_DEVICE_MAX_CONNECTIONS=1" * one_queue
     return " \\\n".join(lines) + environment
@@ -128,7 +128,7 @@ def _megatron(job: Job, layout: Layout) -> str:
 def _torchtitan(job: Job, layout: Layout) -> str:
     f, p, layers = job.framework, layout.pp, job.model.layers
     stages = p * layout.chunks
-    less = int(layers % stages != 0)  # the first and last stage hold a layer less
+    less = int(layers % stages != 0)  # the first and last stage hold one layer less
     _refuse(
         "torchtitan's command line",
         {
@@ -145,7 +145,7 @@ def _torchtitan(job: Job, layout: Layout) -> str:
             f"the order {' '.join(layout.order)}": layout.order != ORDER,
         },
     )
-    # Its FSDP counts cp as part of the ranks that share out the weights; its own sizes leave cp out.
+    # In its FSDP, cp belongs to the ranks over which weights are sharded; its own sizes exclude cp.
     shard = max(1, (layout.shard or layout.replicas) // layout.cp) if layout.zero == 3 else 1
     recompute = {"none": "none", "per-op": "selective", "full": "full"}[layout.recompute]
     given = {
@@ -162,7 +162,7 @@ def _torchtitan(job: Job, layout: Layout) -> str:
         given |= {
             "parallelism.pipeline_parallel_degree": p,
             "parallelism.pipeline_parallel_schedule": SCHEDULES[layout.schedule],
-            # All of a step: what is not in the pipeline's is accumulated.
+            # All of a step: microbatches outside the pipeline's are accumulated.
             "parallelism.num_pp_microbatches": job.microbatches(layout),
             "parallelism.pipeline_parallel_layers_per_stage": (layers + 2 * less) // stages,
             "parallelism.pipeline_parallel_first_stage_less_layers": less,
@@ -171,7 +171,7 @@ def _torchtitan(job: Job, layout: Layout) -> str:
     switches = ["--training.enable_cpu_offload"] * f.offload
     if layout.tp > 1 and not layout.sequence_parallel:
         switches.append("--parallelism.no-enable-sequence-parallel")
-    switches.append(f"activation-checkpoint:{recompute}")  # a choice of its parser, behind all flags
+    switches.append(f"activation-checkpoint:{recompute}")  # a subcommand of its parser, after all flags
     behind = "\n\nbehind --module and --config, which name the model"
     return " \\\n".join([*(f"--{name} {value}" for name, value in given.items()), *switches]) + behind
 
@@ -226,7 +226,7 @@ def _accelerate(job: Job, layout: Layout) -> str:
 
 
 def _beside(job: Job, layout: Layout, steps: Sequence[str] = (), checkpoints: bool = True) -> str:
-    """What the script itself has to do, where a file does not say it."""
+    """What the user's script itself must do, because a file cannot express it."""
     lines = list(steps)
     if checkpoints and layout.recompute != "none":
         lines.append("gradient checkpointing of each layer, in the model")

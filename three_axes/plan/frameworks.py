@@ -1,6 +1,6 @@
-"""How frameworks differ where it shows in bytes and seconds, each as one record.
+"""Differences between frameworks that change bytes and seconds, one record each.
 
-What is said of a framework was read in its source in November 2026, in the files that are named.
+Each record was read from the framework's source in November 2026, in the files that it names.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ ATTENTION: dict[str, dict[str, Reached]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """One way to train, as far as bytes and seconds tell. Raises ValueError for what no framework has."""
+    """One way to train, as far as bytes and seconds are concerned. Raises ValueError for impossible
+    values.
+    """
 
     name: str
     source: str  # where what is said here can be read
@@ -129,12 +131,12 @@ class Framework:
     # Where each head has keys and values of its own, the attention keeps queries as a view of all three, and
     # a copy of keys and values beside them.
     keeps_views: bool = False
-    balanced: bool = False  # the last stages hold fewer layers, to make up for the head
-    regathers: bool = True  # SP: a matrix's input is gathered anew for backward, not kept whole
+    balanced: bool = False  # the last stages hold fewer layers, because of the head
+    regathers: bool = True  # SP: a matrix's input is gathered again for backward, not kept whole
     merged: bool = True  # the input gradients of q, k and v, and of gate and up, are summed, then reduced
     split_vocabulary: bool = True  # embedding and head are split over tp
     splits_sends: bool = True  # each tp rank sends its part of an activation to the next stage, not all of it
-    whole_recompute: bool = True  # recomputing runs a layer's last collective, whose result nobody needs
+    whole_recompute: bool = True  # recomputing also runs a layer's last collective, for an unused result
     # What travels while something is computed: gradients (under backward; ZeRO-3's, and its weights, under
     # all layers), updated weights (ZeRO-1's, under the next forward), input gradients (tensor parallelism's,
     # under the product of the weight gradient), tensor parallel (the other gathers and scatters of sequence
@@ -353,7 +355,7 @@ ALIASES = {"megatron": "megatron-lm"}  # another spelling -> ours
 
 
 def find_framework(name: str, **changed) -> Framework:
-    """A framework by name, with what a user said otherwise. Raises ValueError with the nearest name."""
+    """A framework by name, with a user's changes. Raises ValueError with the nearest name."""
     name = ALIASES.get(name.lower(), name.lower())
     if name not in FRAMEWORKS:
         raise ValueError(f"unknown framework {unknown(name, FRAMEWORKS)}")

@@ -1,4 +1,6 @@
-"""What is to be trained, on what, and with which framework: what every formula asks for beside the layout."""
+"""What is to be trained, on which cluster and with which framework: all inputs of a formula besides
+the layout.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +57,9 @@ FLOPS = ("whole", "causal", "hardware")  # what TFLOP/s count: see `measured.ste
 
 
 class Precision(NamedTuple):
-    """rate: of a device, that products run at: bf16, fp8 or fp4. bytes: of a number in a product, and of one
-    that is kept or gathered for it. cast: bytes moved to narrow a number: read, and written twice, since the
-    product of the weights' gradient wants it the other way round.
+    """rate: the device's speed for products: bf16, fp8 or fp4. bytes: of a number in a product, and of one
+    that is kept or gathered for it. cast: bytes moved to narrow a number: it is read, and written twice,
+    because the product for the weights' gradient needs it transposed.
     """
 
     name: str
@@ -70,13 +72,13 @@ PRECISIONS: dict[str, Precision] = {
     p.name: p
     for p in (
         Precision("bf16"),
-        # Scales known from the steps before: read 2, written 1 and 1.
+        # With scales from earlier steps: read 2, written 1 and 1.
         Precision("fp8", "fp8", 1.0, 4.0),
-        # Scales of the tensor itself: it is read once more for its largest number.
+        # With scales of the tensor itself: it is read once more for its largest number.
         Precision("fp8-current", "fp8", 1.0, 6.0),
-        # A float32 scale for 128 numbers, of each copy.
+        # Each copy has a float32 scale for 128 numbers.
         Precision("fp8-blockwise", "fp8", 1 + 4 / 128, 4 + 8 / 128),
-        # A byte for 32 numbers.
+        # A scale of one byte for 32 numbers.
         Precision("mxfp8", "fp8", 1 + 1 / 32, 4 + 2 / 32),
         # Half a byte and a byte for 16; read once more for the largest number, and the copy for the weights'
         # gradient is written and read again by its transform.
@@ -86,13 +88,13 @@ PRECISIONS: dict[str, Precision] = {
 
 
 def find_precision(name: str) -> Precision:
-    """By name. Raises ValueError for one that is not known."""
+    """A precision by name. Raises ValueError for an unknown one."""
     if name not in PRECISIONS:
         raise ValueError(f"unknown precision {name!r}; known are {', '.join(PRECISIONS)}")
     return PRECISIONS[name]
 
 
-# What may turn out otherwise -> the job then, times a factor.
+# Uncertain quantity -> the job with this quantity times a factor.
 CHANGES = {
     "speed between nodes": lambda j, f: replace(j, cluster=_times(j.cluster, "inter_node_bandwidth", f)),
     "speed inside a node": lambda j, f: replace(j, cluster=_times(j.cluster, "intra_node_bandwidth", f)),
@@ -136,7 +138,9 @@ class Job:
             raise ValueError(f"{self.cluster.device.name} has no rate for {self.precision} here; take bf16")
 
     def changed(self, what: str, factor: float) -> Job:
-        """This job with one thing (of CHANGES) times `factor`. Raises ValueError where no job can have it."""
+        """This job with one quantity (of CHANGES) times `factor`. Raises ValueError for an
+        impossible value.
+        """
         return CHANGES[what](self, factor)
 
     def microbatches(self, layout: Layout):
@@ -149,7 +153,9 @@ class Job:
         return self.model_flops()
 
     def model_flops(self, causal: bool = False) -> float:
-        """FLOPs of a token; causal: with half of the attention. A frozen matrix has no gradient: 4 for 6."""
+        """FLOPs of a token; causal: with half of the attention. A frozen matrix has no gradient: 4
+        instead of 6.
+        """
         return self.model.flops_per_token(self.seq_len, causal=causal, per_element=4 if self.lora else 6)
 
     @property

@@ -14,12 +14,13 @@ from ..paper.pipelines import SCHEDULES, Pipeline
 from ..paper.placement import Placement
 
 RECOMPUTE = ("none", "selective", "modules", "per-op", "full")
-# Of Megatron-LM, torchtitan and DeepSpeed. Llama 3's paper puts dp outermost, and pp before it. cp lies next
-# to tp, outside it, in all of them.
+# The order in Megatron-LM, torchtitan and DeepSpeed. In Llama 3's paper dp is outermost, before pp. In all of
+# them cp lies next to tp, outside it.
 ORDER = ("pp", "dp", "tp")
-# What a layer's lines depend on, and where its groups lie, if tp is innermost.
+# The fields on which a layer's operations depend, and the positions of its groups if tp is innermost.
 SEEN = (*(axis.name for axis in AXES if axis.talks == "layer"), "microbatch", "zero", "sequence_parallel")
-# Parts of the replicas of weights, and of experts: axis -> (all of them, the part that shares out).
+# Parts of the replicas of weights, and of experts: axis -> (all of them, the part over which state is
+# sharded).
 PARTS = {
     "shard": ("dp", "shard"),
     "replicate": ("dp", "shard"),
@@ -30,7 +31,9 @@ Count = int | Any  # a number of one layout, or a NumPy array of many layouts' n
 
 
 class Axes(NamedTuple):
-    """The sizes of the axes alone, one for each record of `AXES`: what a person chooses, and defends."""
+    """The sizes of the axes, one for each record of `AXES`: the numbers that a person chooses, and
+    defends.
+    """
 
     dp: int = 1
     tp: int = 1
@@ -41,7 +44,7 @@ class Axes(NamedTuple):
 
     @property
     def ranks(self):
-        """d · t · p, and cp: how many devices it takes."""
+        """The number of devices: d · t · p · cp."""
         return math.prod(size for axis, size in self._asdict().items() if axis not in FOLDED)
 
     def __str__(self) -> str:
@@ -62,26 +65,26 @@ class _Sizes:
 
 
 def spread(x, which: np.ndarray | None):
-    """What was worked out for one layout of each kind, for all: see `Layout.alike`."""
+    """Expand values that were computed for one layout of each kind to all layouts: see `Layout.alike`."""
     return x if which is None or np.ndim(x) == 0 else x[which]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout(_Sizes):
-    """dp · tp · pp · cp ranks. The numbers may be NumPy arrays of one shape, to look at many layouts at once.
+    """dp · tp · pp · cp ranks. The numbers may be NumPy arrays of one shape, for many layouts at once.
 
-    As `Axes` it has one number for each axis. cp: ranks that share each sequence. ep, etp: how many ranks the
-    experts of a layer are spread over, and each expert is split over; they fold over the same ranks as dp ·
-    cp · tp do, and what is left holds replicas of the experts (edp). microbatch: sequences that go through
-    the model together (b). interleave: chunks on each pipeline rank (v). zero: 0 to 3, what is split over
-    replicas: nothing, optimizer state, gradients too, weights too (3 is what FSDP does). shard: over how many
-    of them, 0 for all; the others hold the same again (HSDP), so each shard has all experts. recompute: none;
-    selective, the attention scores only; modules, the norms, the experts' activation function, and latent
-    attention's queries, keys and values; per-op, all but the attention and every second matrix product
-    (torchtitan's default); full, all of a layer. recomputed: with full, so many layers of each stage only; 0
-    for all. sequence_parallel: split what lies between the matrices over tp as well. order: dp, tp and pp
-    from the outermost to the innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer
-    layers, for the head's sake.
+    It has one number for each axis, like `Axes`. cp: ranks that share each sequence. ep, etp: over how many
+    ranks the experts of a layer are distributed, and each expert is split; they use the same ranks as dp · cp
+    · tp, and the rest of these ranks holds replicas of the experts (edp). microbatch: sequences that go
+    through the model together (b). interleave: chunks on each pipeline rank (v). zero: 0 to 3, what is
+    sharded over replicas: nothing, optimizer state, gradients too, weights too (3 is what FSDP does). shard:
+    over how many of the replicas, 0 for all; with fewer, each group of replicas holds all shards (HSDP), so
+    each shard has all experts. recompute: none; selective, the attention scores only; modules, the norms, the
+    experts' activation function, and latent attention's queries, keys and values; per-op, all but the
+    attention and every second matrix product (torchtitan's default); full, all of a layer. recomputed: with
+    full, only so many layers of each stage; 0 for all. sequence_parallel: split the activations between the
+    matrices over tp as well. order: dp, tp and pp from the outermost to the innermost; cp lies next to tp.
+    balanced: the last pipeline stages hold fewer layers, because of the head.
     """
 
     microbatch: Count = 1
@@ -97,7 +100,7 @@ class Layout(_Sizes):
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Axis -> how many ranks, the outermost axis first: what a `Placement` is of."""
+        """Axis -> number of ranks, the outermost axis first: the sizes of a `Placement`."""
         order = list(self.order)
         for axis in AXES:
             if axis.beside and np.any(np.asarray(getattr(self, axis.name)) != 1):
@@ -106,7 +109,7 @@ class Layout(_Sizes):
 
     @property
     def edp(self):
-        """Replicas of each expert: what dp · cp · tp leaves when ep and etp are taken."""
+        """Replicas of each expert: dp · cp · tp / (ep · etp)."""
         return self.ranks // self.pp // self._product(FOLDED)
 
     @property
@@ -117,7 +120,7 @@ class Layout(_Sizes):
 
     @property
     def replicas(self):
-        """Ranks that hold the same weights, but experts': dp · cp."""
+        """Ranks that hold the same weights, except experts': dp · cp."""
         return self._product(REPLICATING)
 
     def _product(self, axes: tuple[str, ...]):
@@ -125,7 +128,7 @@ class Layout(_Sizes):
 
     @cached_property
     def shards(self):
-        """Ranks that what ZeRO shares out is shared out over."""
+        """Number of ranks over which ZeRO shards its state."""
         some = np.asarray(self.shard) > 0
         return np.where(some, self.shard, self.replicas) if self.hybrid else self.replicas
 
@@ -136,12 +139,12 @@ class Layout(_Sizes):
 
     @cached_property
     def hybrid(self) -> bool:
-        """Whether a shard is smaller than all replicas, anywhere."""
+        """Whether a shard is smaller than all replicas, for weights or experts."""
         return bool(np.any(self.shard))
 
     def members(self, axis: str):
-        """Ranks in a group along an axis; along dp those that share gradients, dp · cp, of which a shard and
-        the groups that replicate it are parts; along edp likewise, of experts.
+        """Ranks in a group along an axis. The group of dp has all ranks that share gradients, dp · cp; a
+        shard, and the groups that replicate it, are parts of it. For edp the same holds with experts.
         """
         named = {"dp": "replicas", "shard": "shards", "eshard": "expert_shards"}
         if axis in ("replicate", "ereplicate"):
@@ -149,14 +152,14 @@ class Layout(_Sizes):
         return getattr(self, named.get(axis, axis))
 
     def reach(self, axis: str, gpus_per_node: int) -> tuple:
-        """(members of such a group that share a node, nodes that it is on). Takes arrays."""
+        """(members of such a group that share a node, nodes of the group). Takes arrays."""
         if (axis, gpus_per_node) not in self._reached:
             self._reached[axis, gpus_per_node] = self._reach(axis, gpus_per_node)
         return self._reached[axis, gpus_per_node]
 
     @cached_property
     def _reached(self) -> dict[tuple[str, int], tuple]:
-        """Asked for by each collective, and worked out once."""
+        """The results of `reach`, kept because every collective needs them."""
         return {}
 
     def _reach(self, axis: str, gpus_per_node: int) -> tuple:
@@ -177,10 +180,10 @@ class Layout(_Sizes):
         return placed.reach(axis, gpus_per_node)
 
     def alike(self) -> tuple[Layout, np.ndarray | None]:
-        """(layouts, which): the different layouts that a layer sees, and each layout's place among them.
+        """(layouts, which): the layouts that differ for a layer, and for each layout the index of its equal.
 
-        A layer does not see how deep the pipeline is, nor how many replicas there are. So many layouts are
-        one to it. which is None where each layout stands for itself.
+        A layer does not depend on the depth of the pipeline, nor on the number of replicas. So many layouts
+        are equal for it. which is None if all layouts differ.
         """
         seen = np.broadcast_arrays(*(np.asarray(getattr(self, name)) for name in SEEN))
         if seen[0].ndim == 0 or not seen[0].size or self.order[-1] != "tp":
@@ -202,12 +205,12 @@ class Layout(_Sizes):
 
     @property
     def chunks(self):
-        """Stages on each pipeline rank: v, or what the schedule has."""
+        """Stages on each pipeline rank: v, or the number that the schedule fixes."""
         return self.pipeline.chunks or self.interleave
 
     @property
     def ranks(self):
-        """d · t · p, and cp: how many devices it takes."""
+        """The number of devices: d · t · p · cp."""
         return self.axes.ranks
 
     def positions(self, seq_len):

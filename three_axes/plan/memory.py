@@ -1,4 +1,4 @@
-"""How many bytes each GPU holds, and for what: formulas a reader can redo by hand.
+"""How many bytes each GPU holds, by part: formulas that a reader can redo by hand.
 
 Letters as everywhere: N parameters; d, t, p the sizes of data, tensor and pipeline
 parallelism; m microbatches of b sequences of s tokens; h hidden, a heads, L layers, v chunks on
@@ -23,7 +23,7 @@ from .operations import OperationLists, lists
 from .shape import ModelShape
 from .stages import ends_share, expert_share, kinds_on_rank, layer_matrices, layer_share
 
-# What people count for one parameter trained with Adam, and how they come to differ.
+# What people count for one parameter trained with Adam, and why the counts differ.
 BYTES_PER_PARAMETER = {
     "all float32": {"weights": 4, "gradients": 4, "optimizer": 8},  # 16: Adam keeps m and v
     # 16: m, v and a float32 master copy of the weights.
@@ -36,7 +36,7 @@ BYTES_PER_PARAMETER = {
 }
 
 OVERHEAD = 2e9  # bytes: the CUDA context and communicators, assumed
-AGAIN = ("modules", "per-op", "full")  # policies under which a layer is whole again in its backward
+AGAIN = ("modules", "per-op", "full")  # policies with which a layer's backward has all activations again
 SCORE_BYTES = 4  # for each of the vocabulary's scores, in float32
 # More of them, one by one: half-precision ones, softmax and its gradient in float32; a split loss one more.
 EAGER_SCORE_BYTES = 10
@@ -50,7 +50,7 @@ def states(
     zero 1 splits the optimizer state over d, zero 2 the gradients too, zero 3 the weights too.
     16·N bytes in all without ZeRO, 16·N/d with ZeRO-3. Takes arrays.
     """
-    shares = lambda least: 1 + (zero >= least) * (d - 1)  # d from this stage on
+    shares = lambda least: 1 + (zero >= least) * (d - 1)  # d from this ZeRO stage on
     return {
         "weights": weights * params / shares(3),
         "gradients": gradients * params / shares(2),
@@ -59,19 +59,19 @@ def states(
 
 
 def room(job: Job) -> float:
-    """Bytes on a GPU up to which a layout fits: its allocator reserves more than is allocated, beside what
-    the context takes. What is larger, and no larger than the GPU, is tight.
+    """Bytes on a GPU up to which a layout fits: the allocator reserves more than is allocated, and the
+    context needs memory too. A layout that is larger, but not larger than the GPU, is tight.
     """
     return (job.cluster.device.memory - OVERHEAD) / job.framework.reserves + OVERHEAD
 
 
 def stage_params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool = True):
-    """Parameters on one GPU of pipeline rank `stage` (0 to p-1), ZeRO left aside. Takes arrays."""
+    """Parameters on one GPU of pipeline rank `stage` (0 to p-1), without ZeRO. Takes arrays."""
     return sum(_params(model, layout, stage, split_vocabulary))
 
 
 def _params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool) -> tuple[float, float, float]:
-    """(in layers, with replicas on dp · cp; of routed experts, with replicas on edp; beside the layers)."""
+    """(in layers, with replicas on dp · cp; of routed experts, with replicas on edp; outside the layers)."""
     kinds = kinds_on_rank(model, layout, stage)
     own = sum(many * layer_share(kind, layout.tp) for kind, many in kinds)
     ends = ends_share(model, layout, stage, split_vocabulary)
@@ -98,7 +98,9 @@ def kept(ops: list[Op], recompute: str) -> dict[str, float]:
 
 
 def saved(made: OperationLists, recompute: str) -> list[tuple[float, float]]:
-    """For each kind of layer, bytes of a microbatch: what it keeps, and what it has more in its backward."""
+    """For each kind of layer, bytes of a microbatch: what it keeps, and what it holds more in its
+    backward.
+    """
     pairs = []
     for ops in made.layers:
         stays = sum(kept(ops, recompute).values())
@@ -116,7 +118,7 @@ def in_flight(layout: Layout, m: float, stage: int) -> float:
 def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
     """Bytes of weights, gradients and optimizer state on one GPU of a pipeline rank. Takes arrays."""
     model, framework = job.model, job.framework
-    # Autograd's own half-precision gradients are there when a microbatch's activations are gone.
+    # Autograd's own half-precision gradients exist when a microbatch's activations are freed.
     buckets = 2 * framework.buckets * (np.asarray(layout.replicas) > 1)
     own, routed, ends = _params(model, layout, stage, framework.split_vocabulary)
     state = framework.state_bytes * (not framework.offload)
@@ -137,10 +139,10 @@ def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
 def stage_memory(
     job: Job, layout: Layout, stage, overhead: float = OVERHEAD, of_kinds: list | None = None
 ) -> dict[str, float]:
-    """Bytes on one GPU of a pipeline rank, by what for.
+    """Bytes on one GPU of a pipeline rank, by part.
 
-    Takes arrays. `overhead`: context, communicators and the like. of_kinds: what each kind of layer
-    keeps (`saved`), where known.
+    Takes arrays. `overhead`: context, communicators and the like. of_kinds: what each kind of layer keeps
+    (`saved`), if known.
     """
     of_kinds = of_kinds or saved(lists(job, layout), layout.recompute)
     model, framework, t = job.model, job.framework, layout.tp
@@ -158,7 +160,7 @@ def stage_memory(
     scores: Any = framework.score_bytes or SCORE_BYTES + eager * (not framework.fused_loss)
     scores = scores * model.vocab * (1 + model.mtp) / framework.loss_chunks
     logits = parts["logits"] = last * sb * (4.0 * model.hidden + scores) / t
-    # In a layer's backward all of its activations are there again; the scores are gone by then.
+    # In a layer's backward all of its activations exist again; the scores are freed by then.
     whole = of_kinds[-1][1] if layout.recompute in AGAIN else 0.0
     parts["activations"] = parts["activations"] + np.maximum(0, whole - logits)
     in_loss, in_layer = _gathered(job, layout, stage)
@@ -177,9 +179,9 @@ def stage_memory(
 
 
 def _flat(job: Job, layout: Layout, stage, passing, gathered) -> dict[str, Any]:
-    """What DeepSpeed's ZeRO holds beside: see `Framework.flat_bucket`. passing: bytes that are gone when the
-    optimizer steps, in whose place the copies of the gradients are: in float32, and in ZeRO-1 and 2 a flat
-    one in half precision. gathered: bytes of weights that are counted already.
+    """What DeepSpeed's ZeRO holds besides: see `Framework.flat_bucket`. passing: bytes that are freed before
+    the optimizer steps; the copies of the gradients take their place, in float32, and in ZeRO-1 and 2 also a
+    flat one in half precision. gathered: bytes of weights that are counted already.
     """
     framework, zero = job.framework, np.asarray(layout.zero)
     params = stage_params(job.model, layout, stage, framework.split_vocabulary)

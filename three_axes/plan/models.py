@@ -74,9 +74,9 @@ MODELS: dict[str, ModelShape] = {
 def find_model(name: str, parameters: float | None = None) -> ModelShape:
     """A shape by name, or from a JSON file: ours, or a Hugging Face config.json of a decoder (see `configs`).
 
-    parameters: how many its card says; the count is held against them, within 0.1 %. Raises ValueError in one
-    sentence for an unknown name (with the nearest), an unreadable file, a file without the numbers that are
-    needed, and a model whose layers are others than those priced here.
+    parameters: the number in its card; the computed number may differ by 0.1 %. Raises ValueError with one
+    sentence for an unknown name (with the nearest), an unreadable file, a file without the needed numbers,
+    and a model with layers that are not priced here.
     """
     model = MODELS.get(name.lower())
     if not model or parameters is not None:

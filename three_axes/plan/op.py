@@ -1,7 +1,7 @@
-"""One line of what a rank does, and how such lines are made.
+"""One operation of a rank, and functions that make such operations.
 
-Phases: F forward, I the gradient of an operation's input, W the gradient of its weights, S once a step.
-What backward computes anew is read from F. Letters as in `memory`.
+Phases: F forward, I the gradient of an operation's input, W the gradient of its weights, S once a step. What
+backward computes again is read from F. Letters as in `memory`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .job import PRECISIONS, Job, Precision
 from .layout import Layout
 from .shape import ModelShape
 
-# Bytes that a number of a product's result stands for: 2 to write it, and the rest since nothing is
-# multiplied while a tile of it begins and ends. From the products of 512 to 16,384 numbers that DeepGEMM's
-# README (2025) prints for an H800; `tests/plan/test_precision.py` has them.
+# Bytes for each number of a product's result: 2 to write it, and more because nothing is multiplied while a
+# tile of it begins and ends. From the products of 512 to 16,384 numbers that DeepGEMM's README (2025) prints
+# for an H800; `tests/plan/test_precision.py` has them.
 RESULT = 3.3
 
 
@@ -58,7 +58,7 @@ class Op(NamedTuple):
 
 
 class LayerOnRank(NamedTuple):
-    """A layer of one kind, on one rank of a layout: what its operations are computed from."""
+    """A layer of one kind on one rank of a layout: the inputs of its operations."""
 
     job: Job
     layout: Layout
@@ -66,7 +66,7 @@ class LayerOnRank(NamedTuple):
 
     @property
     def tokens(self):
-        """The tokens of a microbatch that a rank's split matrices see."""
+        """The tokens of a microbatch that a rank's split matrices process."""
         return self.layout.tokens(self.job.seq_len)
 
     @property
@@ -76,7 +76,9 @@ class LayerOnRank(NamedTuple):
 
     @property
     def parts(self):
-        """How many ranks share the activation between the matrices: t with sequence parallelism, else 1."""
+        """The number of ranks that share the activation between the matrices: t with sequence
+        parallelism, else 1.
+        """
         return np.where(self.layout.sequence_parallel, self.layout.tp, 1)
 
     @property
@@ -85,11 +87,11 @@ class LayerOnRank(NamedTuple):
         return PRECISIONS[self.job.precision]
 
     def narrow(self, x):
-        """Bytes of a matrix's input, x in half precision, as it is kept and gathered."""
+        """Bytes of a matrix's input, x in half precision, in the type in which it is kept and gathered."""
         return x if self.job.precision == "bf16" else x * self.precision.bytes / 2
 
     def gathered(self, x):
-        """Bytes that are saved of x: of the whole, or of parts that are gathered again."""
+        """Bytes of x that are saved: of the whole, or of a part that is gathered again."""
         return self.narrow(x) / (self.parts if self.job.framework.regathers else 1)
 
     def product(self, name: str, rows, k, n, block: str = "", first=True, stays=0.0, **saved) -> list[Op]:
@@ -104,8 +106,9 @@ class LayerOnRank(NamedTuple):
         return self.trained(name, lines, k * n, stays) + self.adapters(name, rows, k, n, block)
 
     def trained(self, name: str, lines: list[Op], numbers, stays=0.0) -> list[Op]:
-        """A product's lines, which has a matrix of so many numbers. Where that is frozen there is no gradient
-        of it, and its input is kept for an adapter only; four bits are made two bytes for each product.
+        """The operations of a product whose matrix has so many numbers. If the matrix is frozen it has no
+        gradient, and its input is kept only for an adapter; four bits are expanded to two bytes for each
+        product.
         """
         if not (lora := self.job.lora):
             return lines
@@ -126,7 +129,7 @@ class LayerOnRank(NamedTuple):
             return []
         r, number = lora.rank, self.job.framework.number_bytes
         passes, kernels = (1.0, 0) if self.job.framework.fused else (5.0, 2)
-        # They do little but read and write, a tile beside the other.
+        # They do little more than read and write, tile by tile.
         down = product(f"adapter of {name}, down", rows, k, r, block, result=2.0)
         up = product(f"adapter of {name}, up", rows, r, n, block, result=2.0, saved=number * rows * r)
         mark = lambda ops, size: [op._replace(adapters=size * (op.phase == "W")) for op in ops]

@@ -1,9 +1,10 @@
 """What a rank does in a step, as one list: each operation with what it computes, keeps and sends.
 
-Seconds (`cost`), bytes held (`memory`) and bytes sent (`traffic`) are three readings of these lines, and
-what is counted on real or fake ranks is compared with them.
+Seconds (`cost`), bytes held (`memory`) and bytes sent (`traffic`) are three readings of this list, and what
+is counted on real or fake ranks is compared with it.
 
-What a line has: `op`. Lines of the attention and of the feed-forward part: `attention`, `feed_forward`.
+The fields of an operation: `op`. Operations of the attention and of the feed-forward part: `attention`,
+`feed_forward`.
 Once a step: `data_parallel`. Half-precision numbers take 2 bytes.
 Source: Korthikanti et al. 2022, sections 3 and 4 (what is kept, what is sent).
 """
@@ -24,8 +25,9 @@ from .stages import layer_matrices
 
 
 class OperationLists(NamedTuple):
-    """The operations of many layouts. `alike` are the different layouts that a layer sees, and `which` is
-    each layout's place among them (see `Layout.alike`). layers: a list of operations for each kind of layer.
+    """The operations of many layouts. `alike` are the layouts that differ for a layer, and `which` has for
+    each layout the index of its equal (see `Layout.alike`). layers: a list of operations for each kind of
+    layer.
     """
 
     alike: Layout
@@ -36,14 +38,14 @@ class OperationLists(NamedTuple):
 
 
 def lists(job: Job, layout: Layout) -> OperationLists:
-    """What layers do, and what stands beside them, whatever the schedule, recompute and cluster's speed."""
+    """What layers do, and what is done outside them, for any schedule, recompute policy and cluster speed."""
     one, which = layout.alike()
     kinds = [layer(job, one, kind) for kind, _ in job.model.kinds]
     return OperationLists(one, which, embedding(job, one), head(job, one), kinds)
 
 
 def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
-    """One layer, one microbatch, on one GPU. kind: of which kind, the usual one if none is said."""
+    """One layer, one microbatch, on one GPU. kind: the kind of layer; by default the usual one."""
     at = LayerOnRank(job, layout, kind or job.model)
     model, framework, x, parts = at.model, job.framework, at.x, at.parts
     masks = 0 if model.bare else at.tokens * model.hidden / parts  # a byte a number: biases use dropout
@@ -66,7 +68,7 @@ def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
 
 
 def embedding(job: Job, layout: Layout) -> list[Op]:
-    """What the first stage does beside its layers. Looking tokens up takes next to no time."""
+    """What the first stage does besides its layers. Looking up tokens takes almost no time."""
     x = LayerOnRank(job, layout, job.model).x
     split, whole = layout.sequence_parallel * 1, job.framework.split_vocabulary * 1
     trained = job.lora is None
@@ -80,7 +82,7 @@ def embedding(job: Job, layout: Layout) -> list[Op]:
 
 
 def head(job: Job, layout: Layout) -> list[Op]:
-    """What the last stage does beside its layers: the vocabulary's product, and the loss of its scores."""
+    """What the last stage does besides its layers: the vocabulary's product, and the loss of its scores."""
     model, t, at = job.model, layout.tp, LayerOnRank(job, layout, job.model)
     x, sb, vocabulary = at.x, at.tokens, model.vocab / t
     split, whole = layout.sequence_parallel * 1, job.framework.split_vocabulary * 1
@@ -104,14 +106,16 @@ def head(job: Job, layout: Layout) -> list[Op]:
 
 
 def _chunks(job: Job, numbers) -> list[Op]:
-    """What a head in chunks moves more: for each, weights are read, and their gradient read and written."""
+    """The additional bytes of a head in chunks: each reads the weights, and reads and writes their
+    gradient.
+    """
     more = job.framework.loss_chunks - 1.0
     phases = {"F": 2, "I": 2, "W": 2 * 4 * (job.lora is None)} if more else {}
     return [Op("head in chunks", "head", k, streamed=moved * more * numbers) for k, moved in phases.items()]
 
 
 def between_stages(job: Job, layout: Layout) -> Op:
-    """One message of a pipeline, an activation on or a gradient back: each tp rank sends all, or a part."""
+    """One message of a pipeline, an activation or a gradient: each tp rank sends all of it, or a part."""
     split = np.asarray(layout.sequence_parallel) | job.framework.splits_sends
     x = LayerOnRank(job, layout, job.model).x / np.where(split, layout.tp, 1)
     return sending("send", "pp", "F", "send", 1, x)

@@ -1,4 +1,4 @@
-"""Which layouts can be: each refusal is one sentence, with the nearest choice that can."""
+"""Which layouts are possible: each refusal is one sentence, with the nearest possible choice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check(
     gpus: int | None = None,
     seq_len: int | None = None,
 ) -> None:
-    """Refuse, in one sentence with the nearest valid choice, a layout that cannot be.
+    """Refuse an impossible layout, in one sentence with the nearest valid choice.
 
     For one layout of plain numbers. Raises ValueError. global_batch: sequences in one step over all ranks.
     """
@@ -123,7 +123,7 @@ def check(
 
 
 def _check_heads(model: ModelShape, t: int, gpus: int | None) -> None:
-    """Refuse a tp that does not divide the heads, or does not share out those of keys and values evenly."""
+    """Refuse a tp that does not divide the heads, or cannot distribute the key/value heads evenly."""
     shares = lambda k: model.kv_heads % k == 0 or k % model.kv_heads == 0
     if model.heads % t == 0 and shares(t):
         return
@@ -139,7 +139,7 @@ def _check_heads(model: ModelShape, t: int, gpus: int | None) -> None:
 
 
 def _check_experts(model: ModelShape, layout: Layout) -> None:
-    """Refuse foldings that cannot be."""
+    """Refuse impossible sizes of experts' axes."""
     t, ep, etp, e = layout.tp, layout.ep, layout.etp, model.experts
     if e is None:
         if ep * etp > 1:
@@ -172,7 +172,7 @@ def _must_divide(k: int, n: int, said: str, gpus: int | None = None) -> None:
 
 
 def _divisors(n: int, near: int, gpus: int | None = None) -> str:
-    """The nearest divisors of n, of those that the number of GPUs allows."""
+    """The nearest divisors of n, among those that the number of GPUs allows."""
     return _nearest([k for k in divisors(n) if gpus is None or gpus % k == 0], near)
 
 

@@ -12,13 +12,13 @@ from .shape import ModelShape
 
 @lru_cache(maxsize=4096)
 def can_be_spread(model: ModelShape, stages: int) -> bool:
-    """Whether a model's layers can be spread over so many stages.
+    """Whether a model's layers can be distributed over so many stages.
 
-    Evenly, or with one less on the first and last stage, where the embedding and the head
-    stand for a layer (as Llama 3 405B: 126 layers on 16 stages). An odd number of layers divides over no
-    even number of stages: there each stage takes its share, rounded up, and the last has what is left (so
-    Megatron-Bridge lays out DeepSeek-V3: 61 layers on 16 stages are 15 times 4, and 1). Dense layers
-    that lie between those with experts: as many of each on each stage.
+    Evenly, or with one less on the first and last stage, where the embedding and the head count as a layer
+    (as Llama 3 405B: 126 layers on 16 stages). An odd number of layers does not divide over an even number of
+    stages: then each stage takes its share, rounded up, and the last has the rest (so Megatron-Bridge lays
+    out DeepSeek-V3: 61 layers on 16 stages are 15 times 4, and 1). Dense layers between layers with experts:
+    the same number on each stage.
     """
     if model.mixed:
         return all(count % stages == 0 for _, count in model.kinds)
@@ -28,12 +28,12 @@ def can_be_spread(model: ModelShape, stages: int) -> bool:
 
 
 def layers_on_rank(model: ModelShape, layout: Layout, rank):
-    """Layers in all the chunks of a pipeline rank, for a layout that `check` admits; beside the head also
+    """Layers in all the chunks of a pipeline rank, for a layout that `check` accepts; on the last rank also
     those of modules that predict further tokens. Takes arrays.
 
-    Balanced: each rank in turn takes its share, rounded up, of the layers and the head, which counts for as
-    many layers as have its parameters; what is left lies before the head (so Hugging Face's nanotron splits,
-    also where a share rounded up leaves the last stages none).
+    Balanced: each rank in turn takes its share, rounded up, of the layers and the head, which counts as the
+    number of layers with its parameters; the rest lies before the head (so Hugging Face's nanotron splits,
+    even if the shares leave the last stages none).
     """
     p, stages, layers = layout.pp, layout.pp * layout.chunks, model.layers
     more = (rank == layout.pipeline.head_rank(p)) * model.mtp
@@ -44,7 +44,7 @@ def layers_on_rank(model: ModelShape, layout: Layout, rank):
     even = np.where(layers % stages == 0, layers // p, (layers + 2) // p - one_less)
     if not layers % 2:
         return even + more
-    # An odd number: all that the stages would hold if they were full, less what the last of them lack.
+    # An odd number: all that full stages would hold, without what the last of them lack.
     share = -(-layers // stages)
     lacks = share * stages - layers
     last, before = np.minimum(lacks, share), np.maximum(lacks - share, 0)
@@ -59,7 +59,7 @@ def kinds_on_rank(model: ModelShape, layout: Layout, rank) -> list[tuple[ModelSh
 
 def kinds_among(model: ModelShape, layout: Layout, rank, many) -> list[tuple[ModelShape, int]]:
     """Each kind of layer, and how many of `many` layers of a rank are of it: kinds are mixed evenly, or the
-    first lies on the first chunks.
+    first kind lies on the first chunks.
     """
     kinds = model.kinds
     if len(kinds) == 1:
@@ -76,8 +76,8 @@ def kinds_among(model: ModelShape, layout: Layout, rank, many) -> list[tuple[Mod
 
 
 def layer_share(model: ModelShape, t):
-    """Parameters of a layer on one of t ranks, but routed experts: norms, biases behind a split by rows, the
-    router and the ways to latent numbers are on all.
+    """Parameters of a layer on one of t ranks, without routed experts. Norms, biases after a split by rows,
+    the router and the projections to latent numbers are on all ranks.
     """
     own = model.layer_params - (model.experts.count * model.expert_params if model.experts else 0)
     return (own - model.whole_params) / t + model.whole_params
@@ -89,21 +89,21 @@ def expert_share(model: ModelShape, layout: Layout):
 
 
 def layer_matrices(model: ModelShape, layout: Layout):
-    """Parameters of a layer's matrices on one rank: what a microbatch makes gradients of."""
+    """Parameters of a layer's matrices on one rank: those for which a microbatch computes gradients."""
     own, e = (model.attention_params + model.shared_params) / layout.tp, model.experts
     return own + (e.count / layout.ep * model.expert_matrices / layout.etp if e else 0)
 
 
 def ends_share(model: ModelShape, layout: Layout, stage, split: bool):
-    """Parameters that a pipeline rank holds beside its layers: embedding, last norm and head. A tied head
-    on a stage of its own is a copy of the embedding.
+    """Parameters that a pipeline rank holds besides its layers: embedding, last norm and head. A tied head on
+    a stage of its own is a copy of the embedding.
     """
     t = layout.tp if split else 1
     first, last = stage == 0, stage == layout.pipeline.head_rank(layout.pp)
     vocabulary = model.vocab * model.hidden
     shared = model.tied * first * last
     norm = model.hidden * (1 if model.bare else 2)
-    # To predict further tokens the last stage has the embedding too, and projections.
+    # For further tokens the last stage also has the embedding, and projections.
     more = last * (model.mtp > 0) * (1 - first * 1) * vocabulary + last * model.mtp * 2 * model.hidden**2
     return ((first * 1 + last * 1 - shared * 1) * vocabulary + more) / t + (
         first * model.positions * model.hidden + last * norm

@@ -1,4 +1,4 @@
-"""A step on paper, one layout at a time: its seconds and bytes, each by what for, drawn and in words."""
+"""A step by the formulas, for one layout: its seconds and bytes by part, as tables, bars and sentences."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .layout import Layout
 from .memory import fullest, room, stages_memory
 from .shape import ModelShape
 
-WIDE = 28  # letters of a bar
-NODES = 8  # whose network is taken as it is printed
+WIDE = 28  # characters of a bar
+NODES = 8  # up to so many nodes the printed speed of the network is used
 WORTH_SAYING = 0.05  # of a step
 HELD = {
     "weights": "2 bytes a parameter of the stage, /t (/d with ZeRO-3; 4 where it is the float32 one)",
@@ -39,8 +39,8 @@ HELD = {
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """A step of one layout. Seconds and bytes are each computed when they are asked for first. off: how many
-    times as long it takes as predicted, where layouts of the same sizes were measured.
+    """A step of one layout. Seconds and bytes are computed when they are first used. off: the factor from
+    predicted to measured seconds, if layouts of the same sizes were measured.
     """
 
     job: Job
@@ -49,13 +49,13 @@ class Estimate:
 
     @cached_property
     def time(self) -> dict[str, float]:
-        """Seconds of a step, by what for."""
+        """Seconds of a step, by term."""
         factor = sure(self.job).factor
         return {name: self.off * factor * float(s) for name, s in step_terms(self.job, self.layout).items()}
 
     @cached_property
     def stages(self) -> list[dict[str, float]]:
-        """Bytes on a GPU of each pipeline stage, by what for."""
+        """Bytes on a GPU of each pipeline stage, by part."""
         return stages_memory(self.job, self.layout)
 
     @cached_property
@@ -65,7 +65,7 @@ class Estimate:
 
     @property
     def memory(self) -> dict[str, float]:
-        """Bytes on a GPU of the fullest stage, by what for."""
+        """Bytes on a GPU of the fullest stage, by part."""
         return {name: size for name, size in self.stages[self.stage].items() if size}
 
     @property
@@ -80,8 +80,8 @@ class Estimate:
 
     @cached_property
     def sure(self) -> Sure:
-        """How sure these figures are. On more than `NODES` nodes whose network nobody measured, the step may
-        take as much longer as it does with half of that network.
+        """How sure these figures are. On more than `NODES` nodes without a measured network, the step may
+        take longer by as much as it would with half of that network.
         """
         given = sure(self.job)
         if not self.network_is_assumed:
@@ -92,8 +92,8 @@ class Estimate:
 
     @property
     def network_is_assumed(self) -> bool:
-        """Whether the layout takes more nodes than `NODES`, and neither the cluster's `busbw` nor runs of the
-        same source say how fast their network is.
+        """Whether the layout uses more nodes than `NODES`, and neither the cluster's `busbw` nor runs of the
+        same source give the speed of their network.
         """
         cluster = self.job.cluster
         many = self.layout.ranks > NODES * cluster.gpus_per_node
@@ -106,7 +106,7 @@ class Estimate:
 
     @property
     def free(self) -> float:
-        """Bytes that the fullest GPU has left; below 0 what it lacks."""
+        """Bytes that the fullest GPU has left; below 0, the bytes that it lacks."""
         return self.job.cluster.device.memory - self.memory_bytes
 
     @property
@@ -130,13 +130,13 @@ class Estimate:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: what the model needs, attention whole, over the GPUs' printed FLOP/s."""
+        """Model FLOPs utilisation: the model's FLOPs, with attention whole, over the GPUs' printed FLOP/s."""
         needed = self.tokens_per_second_per_gpu * self.job.flops_per_token
         return needed / self.job.cluster.device.flops
 
     @property
     def title(self) -> str:
-        """What is trained, on what, how, and in which layout."""
+        """A line with the model, the cluster, the framework and the layout."""
         job = self.job
         how = ", ".join([job.framework.name, *job.switches])
         return f"{self.model.name} on {self.layout.ranks} × {job.cluster.device.name} ({how}): {self.layout}"
@@ -145,7 +145,7 @@ class Estimate:
         return self.text(explain=True)
 
     def text(self, explain: bool = False, more: Sequence[str] = ()) -> str:
-        """Tables, `more` of them, and a summary; explain: with the formulas and the numbers that went in."""
+        """Tables, `more` of them, and a summary; explain: with the formulas and the numbers in them."""
         return "\n\n".join(
             [
                 self.title,
@@ -168,7 +168,7 @@ class Estimate:
         )
 
     def interval(self) -> str:
-        """Where 8 of 10 runs of a source lie that the planner has not seen, or of the reader's own."""
+        """A sentence with the interval of 8 of 10 runs, of an unknown source or of the reader's own."""
         seconds, size, sure = self.step_seconds, self.memory_bytes, self.sure
         own = f", and {sure.measured} of your own" * bool(sure.measured)
         return (
@@ -177,7 +177,9 @@ class Estimate:
         )
 
     def warnings(self) -> list[str]:
-        """What the figures do not say: tight memory, an assumed speed, widths that a GPU dislikes."""
+        """Sentences on what the figures do not include: tight memory, an assumed speed,
+        unfavourable widths.
+        """
         sentences, device = [], self.job.cluster.device
         if self.tight:
             sentences.append(
@@ -222,7 +224,7 @@ class Estimate:
         return sentences
 
     def switches(self) -> str:
-        """What two of Megatron-LM's defaults cost, which NVIDIA's recipes change; "" for other frameworks."""
+        """A sentence on two defaults of Megatron-LM that NVIDIA's recipes change; "" for other frameworks."""
         f = self.job.framework
         if f.name != "megatron-lm":
             return ""
@@ -237,7 +239,7 @@ class Estimate:
         )
 
     def time_table(self, explain: bool = True) -> Table:
-        """Drawn as a waterfall: each part begins where the one above it ends."""
+        """Seconds by term, drawn as a waterfall: each part begins where the one above it ends."""
         total = self.step_seconds
         shown = {name: s for name, s in self.time.items() if s}
         cells = {name: [f"{s:.3f}", f"{s / total:.1%}"] for name, s in shown.items()}
@@ -245,7 +247,7 @@ class Estimate:
         return _drawn(["time", "seconds", "share"], shown, cells, last, FORMULAS if explain else {})
 
     def memory_table(self, explain: bool = True) -> Table:
-        """The fullest stage's, drawn alike."""
+        """The fullest stage's bytes by part, drawn in the same way."""
         cells = {name: [human(size)] for name, size in self.memory.items()}
         columns, last = [f"memory, stage {self.stage}", "a GPU"], ["total", human(self.memory_bytes)]
         return _drawn(columns, self.memory, cells, last, HELD if explain else {})
@@ -258,7 +260,7 @@ class Estimate:
         return Table(["stage", *names, "together"], rows)
 
     def went_in(self) -> str:
-        """The numbers behind the formulas."""
+        """The numbers in the formulas."""
         job, at, gpu = self.job, self.layout, self.job.cluster.device
         sizes = at.axes._asdict().items()
         letters = dict(
@@ -288,7 +290,7 @@ class Estimate:
 def _drawn(
     columns: list[str], parts: dict[str, float], cells: dict[str, list[str]], last: list[str], how: dict
 ) -> Table:
-    """A row for each part: its cells, its bar, and how it comes about where `how` says so."""
+    """A row for each part: its cells, its bar, and its formula if `how` has one."""
     explained = lambda text: [text] if how else []
     bars = zip(parts, _waterfall(parts))
     rows = [[name, *cells[name], bar, *explained(how.get(name, ""))] for name, bar in bars]
@@ -296,12 +298,14 @@ def _drawn(
 
 
 def _waterfall(parts: dict[str, float]) -> list[str]:
-    """A bar in letters for each part, behind as much space as the parts before it take; all are as wide."""
+    """A bar of characters for each part, after as much space as the parts before it take; all have
+    one width.
+    """
     ends = [round(WIDE * x / sum(parts.values())) for x in np.cumsum(list(parts.values()))]
     return [("\u2007" * a + "█" * (b - a)).ljust(WIDE, "\u2007") for a, b in zip([0, *ends], ends)]
 
 
 def estimate(job: Job, layout: Layout) -> Estimate:
-    """Time and memory of a step. Raises ValueError, in a sentence, where `possible.check` refuses it."""
+    """Time and memory of a step. Raises ValueError with a sentence if `possible.check` refuses the layout."""
     job.check(layout)
     return Estimate(job, layout)
