@@ -54,7 +54,7 @@ from three_axes.table import human
 
 from ..ranks import RankError, World
 from .exercise import Answer, Exercise, NotCounted, crashed, names_in, numbers_in, right, stopped, wrong
-from .runs import Run, Watch, alike, differs, ends_by_itself, noting_help, observed, sendable, told
+from .runs import Run, Watch, alike, differs, ends_by_itself, facts_so_far, noting_help, observed, sendable
 from .seen import in_its_form, in_its_numbers
 
 if TYPE_CHECKING:  # ranks import the engine, and do not need matplotlib
@@ -464,7 +464,7 @@ class OnRanks(Compared):
         except RankError as e:
             if attempt is self.reference:
                 raise NotCounted(f"The solution itself did not get through here:\n{e.report}") from None
-            known = world.run(told) if e.state_kept else [{} for _ in range(world.n)]
+            known = world.run(facts_so_far) if e.state_kept else [{} for _ in range(world.n)]
             return Run(tried, known, error=e, attempt=attempt)
 
     def _does(self, world: World, tried: tuple, edit: str) -> Run:

@@ -102,9 +102,9 @@ class Run:
 
     def does_as(self, other: Run, facets: Sequence[str], alike: Callable, of: Callable) -> bool:
         """Whether each rank did the same in all `facets`. of(values): the part of the values to compare."""
-        told = lambda facts, key: of(facts[key]) if key == "values" else facts.get(key)
+        fact = lambda facts, key: of(facts[key]) if key == "values" else facts.get(key)
         pairs = list(zip(self.ranks, other.ranks))
-        return all(alike(told(a, key), told(b, key)) for a, b in pairs for key in facets)
+        return all(alike(fact(a, key), fact(b, key)) for a, b in pairs for key in facets)
 
     def needs_more(self, truth: Run, what: str) -> bool:
         """Whether the busiest rank needed more than the solution's. Each message may be one number longer,
@@ -246,7 +246,7 @@ def noting_help(run: Callable, solution: Callable, also: bool, helped: list[str]
 _facts: dict = {}  # of this rank's last attempt; kept here so that they can be read after a crash
 
 
-def told() -> dict:
+def facts_so_far() -> dict:
     """On a rank: the facts recorded so far about its last attempt."""
     return _facts
 

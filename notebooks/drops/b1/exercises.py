@@ -13,7 +13,7 @@ from torch.nn.utils import parameters_to_vector
 
 from drops.b1.steps import LAYERS, ONE_NODE, mine, model, order_timeline
 from helpers import toy
-from helpers.practice import Answer, Asked, OnRanks, Run, alike, right, told
+from helpers.practice import Answer, Asked, OnRanks, Run, alike, facts_so_far, right
 from helpers.ranks import World, current
 
 # -- practice: gather, compute, free --------------------------------------------------------------
@@ -49,7 +49,7 @@ class _Layer:
     """tanh(x · W), which notes what is called, and whether W is held while later layers run."""
 
     def __init__(self, dy: torch.Tensor):
-        self.dy, self.facts, self._before = dy, told(), current.rank.budget.now
+        self.dy, self.facts, self._before = dy, facts_so_far(), current.rank.budget.now
         self.facts |= {"called": set(), "kept": False}
 
     def _whole(self, w, when: str) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from drops.b4.runs import RANKS, RUNS, SHOWN, SLOW, Stopped, odd_one, seed_of, source, stop
 from drops.b4.runs import verdict as verdict
-from helpers.practice import Answer, Asked, Exercise, OnRanks, Run, noting_help, right, told, wrong
+from helpers.practice import Answer, Asked, Exercise, OnRanks, Run, facts_so_far, noting_help, right, wrong
 
 from . import cells
 from .cells import deal
@@ -337,11 +337,11 @@ MANY = 10 * max(map(max, BATCHES))  # collectives: more than any way needs that 
 
 
 def _to_train(rank: int, n: int, *numbers: int) -> list[tuple]:
-    told().update(done=(done := []), ahead=0)
+    facts_so_far().update(done=(done := []), ahead=0)
 
     def batches():
         for batch in range(numbers[rank]):
-            told()["ahead"] = max(told()["ahead"], batch - len(done))
+            facts_so_far()["ahead"] = max(facts_so_far()["ahead"], batch - len(done))
             yield batch
 
     def step(batch):
@@ -399,7 +399,7 @@ mended = OnRanks(
     ],
     tries=tuple((4, *numbers) for numbers in BATCHES),
     inputs=_to_train,
-    sees=lambda arguments, answer: told()["done"],
+    sees=lambda arguments, answer: facts_so_far()["done"],
     compares=False,
     praise="Every rank learns before each step whether all have a batch, and all leave together.",
     figures=lambda run, truth: [

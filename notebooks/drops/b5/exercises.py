@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from helpers.practice import Asked, Form, OnRanks, Run, told
+from helpers.practice import Asked, Form, OnRanks, Run, facts_so_far
 from three_axes.table import Table
 
 # -- practice: name the bug -----------------------------------------------------------------------
@@ -126,7 +126,7 @@ def _to_clip(rank: int, n: int, p: int, t: int) -> list[tuple]:
         ({name: one.clone() for name, one in gradients.items()}, set(CUT), largest, *groups)
         for largest in (2.0, 1e3)
     ]
-    told()["tensors"] = [list(case[0].values()) for case in cases]  # the dict may get others
+    facts_so_far()["tensors"] = [list(case[0].values()) for case in cases]  # the dict may get others
     return cases
 
 
@@ -143,7 +143,7 @@ clipped = OnRanks(
     ],
     tries=((4, 2, 2), (6, 1, 2), (4, 1, 4)),
     inputs=_to_clip,
-    sees=lambda arguments, answer: torch.cat(told()["tensors"][told()["case"]]),
+    sees=lambda arguments, answer: torch.cat(facts_so_far()["tensors"][facts_so_far()["case"]]),
     praise="The whole model's norm, on pp 2 · tp 2, on dp 3 · tp 2 and on tp 4; what is small stays.",
 )
 

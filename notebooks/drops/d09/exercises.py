@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from helpers import toy
-from helpers.practice import Asked, OnRanks, Run, alike, number, told
+from helpers.practice import Asked, OnRanks, Run, alike, facts_so_far, number
 from helpers.ranks import World, memory
 
 # -- practice: bytes of states on the fullest GPU -------------------------------------------------
@@ -135,7 +135,7 @@ STEPS = 2  # of each check: who keeps something from the first must still do the
 def _to_step(rank: int, n: int) -> list[tuple]:
     """Weights that all ranks hold, each rank's own gradient, and an Adam that notes how much it is given."""
     draw = lambda seed: torch.randn(60 * n, generator=torch.Generator().manual_seed(seed))
-    facts = told()
+    facts = facts_so_far()
     facts["updated"] = [0] * STEPS
 
     def step(number: int) -> tuple:
