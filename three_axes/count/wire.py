@@ -1,9 +1,8 @@
-"""What the operating system saw: the TCP connections that gloo opened in this process.
+"""The operating system's byte counts of the TCP connections that gloo opened in this process.
 
-Each pair of ranks in a gloo group shares one TCP connection. Linux keeps a byte
-counter for every connection, and any process may read the counters of its own.
-That gives the third of the three columns, the one nobody can argue with.
-Elsewhere `available` is False and the column says n/a.
+Each pair of ranks in a gloo group shares one TCP connection. Linux counts the bytes of every connection, and
+a process may read the counters of its own connections. These give the third of the three columns, which does
+not depend on PyTorch or on formulas. On other systems `available` is False and the column has n/a.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _TCP_INFO = struct.Struct("144xI52xQQ")
 
 
 def _speaks() -> bool:
-    """Whether this system tells a process the byte counters of its connections."""
+    """Whether this system lets a process read the byte counters of its connections."""
     if not hasattr(socket, "TCP_INFO") or sys.platform != "linux":
         return False
     with socket.socket() as s:
@@ -34,8 +33,8 @@ available = _speaks()
 
 
 def _sockets(but: Set[int] = frozenset()) -> dict[int, int]:
-    """inode -> descriptor, for every socket of this process but through some descriptors: several may lead to
-    one socket.
+    """inode -> descriptor, for every socket of this process except those of some descriptors. Several
+    descriptors may belong to one socket.
     """
     descriptors = {}
     for descriptor in set(map(int, os.listdir("/dev/fd"))) - but:
@@ -49,7 +48,7 @@ def _sockets(but: Set[int] = frozenset()) -> dict[int, int]:
 
 
 def _own_ports() -> range:
-    """The ports that this system gives to a program that asks for none, as gloo does."""
+    """The ports that this system gives to a program that does not choose one; gloo does not choose."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range") as f:
             first, last = map(int, f.read().split())
@@ -60,14 +59,14 @@ def _own_ports() -> range:
 
 _PORTS = _own_ports()
 _LOOPBACK = ("127.0.0.1", "::1")
-services: set[int] = set()  # ports in that range which somebody chose: the store's, where ranks meet
+services: set[int] = set()  # chosen ports in that range, such as the port of the ranks' store
 
 
 def _connection(descriptor: int) -> tuple[tuple[End, End], socket.socket] | None:
-    """((local end, remote end), a duplicate of the socket) of a TCP connection such as gloo makes: both its
-    ports were given by the system, so that no service listens there. None for anything else.
+    """((local end, remote end), a duplicate of the socket) of a TCP connection like those of gloo: the system
+    chose both its ports, so no service listens there. None for any other descriptor.
 
-    The caller closes the duplicate, gloo keeps its own.
+    The caller closes the duplicate; gloo keeps its own socket.
     """
     try:
         s = socket.socket(fileno=os.dup(descriptor))
@@ -79,7 +78,7 @@ def _connection(descriptor: int) -> tuple[tuple[End, End], socket.socket] | None
             if all(port in _PORTS and port not in services for _, port in ends):
                 return ends, s
     except (OSError, ValueError):
-        pass  # it listens, or has just been cut, or is no TCP socket at all
+        pass  # it listens, or was just cut, or is no TCP socket
     s.close()
     return None
 
@@ -89,12 +88,12 @@ def _end(address: tuple) -> End:
 
 
 def cut(anywhere: bool = False) -> None:
-    """Shut down every connection of this rank, so that whatever waits on one wakes up at once. anywhere: also
-    to other hosts.
+    """Shut down every connection of this rank, so that everything that waits on one wakes up at once.
+    anywhere: also connections to other hosts.
 
-    gloo cannot be interrupted: a blocked collective only ends when data comes or
-    the connection goes. Closing the connection from another thread ends it in
-    milliseconds, on this rank and on its peers, and the process lives on.
+    gloo cannot be interrupted: a blocked collective ends only when data arrives or the connection closes. If
+    another thread closes the connection, the collective ends within milliseconds, on this rank and on its
+    peers, and the process continues.
     """
     for descriptor in _sockets().values():
         if found := _connection(descriptor):
@@ -103,12 +102,12 @@ def cut(anywhere: bool = False) -> None:
                 if anywhere or host in _LOOPBACK:
                     s.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # the peer was faster
+                pass  # the peer has closed it already
             s.close()
 
 
 class Counter:
-    """Bytes this rank has put on the wire, by connection, those that have closed since `forget` included."""
+    """Bytes that this rank has sent, by connection, with connections that have closed since `forget`."""
 
     def __init__(self):
         self._open: dict[int, tuple[tuple[End, End], socket.socket]] = {}  # by inode
@@ -119,15 +118,15 @@ class Counter:
         self._closed.clear()
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close the duplicates of all connections."""
         for _, s in self._open.values():
             s.close()
         self._open.clear()
 
     def refresh(self) -> None:
-        """Look for connections again: a process group brings its own, and takes them with it."""
+        """Search for connections again: a process group opens its own, and closes them at its end."""
         there = _sockets({s.fileno() for _, s in self._open.values()}) if available else {}
-        for inode in set(self._open) - set(there):  # only our duplicate is left
+        for inode in set(self._open) - set(there):  # gloo has closed it; only the duplicate is left
             ends, s = self._open.pop(inode)
             self._closed[ends] = _sent(s)
             s.close()
@@ -138,13 +137,13 @@ class Counter:
     def read(self) -> dict[tuple[End, End], int]:
         """(local end, remote end) -> bytes sent since the connection was made.
 
-        Each byte that was handed over counts once, however often TCP had to repeat it,
-        and at once, not when it is acknowledged: an acknowledgement may take 40 ms.
+        Each byte that was passed to TCP counts once, however often TCP repeats it. It counts at once, not
+        when it is acknowledged: an acknowledgement may take 40 ms.
         """
         return self._closed | {ends: _sent(s) for ends, s in self._open.values()}
 
     def total(self) -> int:
-        """Bytes sent over all of them, each connection since it was made."""
+        """Bytes sent over all connections, each since it was made."""
         return sum(self.read().values())
 
 
