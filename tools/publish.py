@@ -59,7 +59,7 @@ def still_open() -> list[str]:
     return [what for what, holds in checks.items() if not holds] + of_version(tag)
 
 
-BY_HAND = "Not seen from here: Pages, and the trusted publisher of the name three-axes (RELEASING.md)."
+BY_HAND = "Not checked here: Pages, and the trusted publisher of the name three-axes (RELEASING.md)."
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -244,7 +244,7 @@ class World:
         if not formed:
             self.close()
             raise RuntimeError(
-                f"the {self.n} ranks could not start. They said:\n{output.fold(map(str, captured))}"
+                f"the {self.n} ranks could not start. They printed:\n{output.fold(map(str, captured))}"
             )
         self._broken = False
         server.warm(self.n)  # where ranks are spawned: new spares, in case these ranks are lost

@@ -40,9 +40,9 @@ SELDOM = 1.0  # seconds between the messages of a rank that is in no collective
 STILL = 5.0  # seconds without a movement, after which it is said where all are
 AGAIN = 60.0  # the same if these positions were printed before: in a slow step that is no news
 ON_NCCL = """\
-watching ranks on NCCL, where the host does not wait for its GPU. It is seen what each rank has begun, what of
-that its GPU has completed, and in which line its main thread is. A hang is proven only where a rank has ended
-its script; at NCCL's own timeout, 10 minutes, its flight recorder (torchfrtrace) has more."""
+watching ranks on NCCL, where the host does not wait for its GPU. Known are the collectives that each rank has
+begun, those that its GPU has completed, and the line of its main thread. A hang is proven only if a rank has
+ended its script; at NCCL's own timeout, 10 minutes, its flight recorder (torchfrtrace) has more."""
 BOX = "last-collective"
 
 

@@ -117,7 +117,7 @@ class Explained:
             return ""
         there = max(s.size or 0 for s in self.splits)
         return (
-            f"traces of {len(missing)} of {there} ranks are missing ({ranks(missing)}): what is said is of"
+            f"traces of {len(missing)} of {there} ranks are missing ({ranks(missing)}): this report is on"
             f" {ranks([s.rank for s in self.splits])}, and another rank may be slower"
         )
 
@@ -188,7 +188,7 @@ def _unknown(splits: list[Split]) -> list[str]:
     if strange := sorted({device for s in splits for device in s.strange}):
         unknown.append(
             f"not known: what {' and '.join(strange)} devices did; the trace has no events of theirs that are"
-            " read here, and what is shown is the host's part"
+            " read here, and this report has only the host's part"
         )
     one = slowest(splits)
     if alike := _on_one_number(splits):

@@ -87,12 +87,12 @@ def _layout(text: str) -> dict[str, Any]:
                 break
         else:
             raise ValueError(
-                f"{rest[:40]!r} is nothing of a layout: it is said as in 'dp 8 tp 4 pp 2 b 1 v 4 zero 1 ="
+                f"{rest[:40]!r} is no part of a layout: write it as in 'dp 8 tp 4 pp 2 b 1 v 4 zero 1 ="
                 " 16.2 s'"
             )
         groups = found.groups()
         if said.keys() & ({groups[0].lower()} if not names else set(names)):
-            raise ValueError(f"{found[0].strip()!r} is said twice of a layout, in {text.strip()[:60]!r}")
+            raise ValueError(f"{found[0].strip()!r} is in a layout twice: {text.strip()[:60]!r}")
         if not names:
             said[groups[0].lower()] = int(groups[1])
         elif names == ("sequence_parallel",):

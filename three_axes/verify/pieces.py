@@ -173,7 +173,7 @@ class Places:
 def _unknown_split(name: str, whole: torch.Size, parts) -> str:
     shapes = ", ".join(f"{tuple(part.shape)} on rank {rank}" for rank, part in parts.items())
     return (
-        f"{name} is {tuple(whole)} in the whole model and {shapes}: how it is split cannot be seen. Say so:"
+        f"{name} is {tuple(whole)} in the whole model and {shapes}: its split is not clear. Give it:"
         f" splits={{{name!r}: ('tp', 0)}}, the axis and the dimension that is cut along it"
     )
 

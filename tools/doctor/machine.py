@@ -94,7 +94,7 @@ def start(meet: str) -> str:
     "more ranks than GPUs",
     "World(n) on the CPU, its meshes' axes named; World(n, gpus=True) shares the GPUs, or is refused in a"
     " sentence",
-    "report it with the message that was seen",
+    "report it with the message",
 )
 def too_many(meet: str) -> str:
     n = max(2, devices.gpus() + 1)
