@@ -64,10 +64,10 @@ if TYPE_CHECKING:  # ranks import the engine, and do not need matplotlib
 
 # What may be raised if an answer does not have the form that is read.
 UNREADABLE = TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError
-# Seconds by the clock, for an attempt as for what is the course's own. A hang is proven before, and what
-# computes without end has used its processor time before (`runs.ends_by_itself`): this is for the rest.
+# Limit in seconds of wall time, for attempts and for the course's own functions. A hang is proven earlier,
+# and an endless computation reaches its limit of processor time earlier (`runs.ends_by_itself`).
 PATIENCE = 60
-# Names without which no attempt on ranks comes to a solution of the course.
+# Names without which an attempt on ranks cannot reach a solution in the course's code.
 REACHES = {"reference", "getattr", "vars", "globals", "drops", "import_module", "__import__"}
 # Name of the mistake if "values", "cut" or "gradients" differ, and neither a row nor a description fits.
 UNNAMED = {

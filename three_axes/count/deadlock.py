@@ -34,7 +34,7 @@ class Wait(NamedTuple):
     brought: str  # description of what the rank passed to the operation
     instead: str = ""
 
-    def told(self, lines: Mapping[int, int]) -> str:
+    def in_words(self, lines: Mapping[int, int]) -> str:
         """'rank 0 waits to send to rank 1 (line 4)'"""
         kind = self.operation.channel.kind
         does = {
@@ -83,7 +83,7 @@ class Deadlock:
                 frozenset(c.kind for c in channels), "each waits for what the next would do later"
             )
             why = _apart(channels) or usual
-            return "; ".join(wait.told(self.lines) for wait in self.waits) + f": {why}."
+            return "; ".join(wait.in_words(self.lines) for wait in self.waits) + f": {why}."
         return self._absent() if self.kind == "absent" else self._disagree()
 
     def _absent(self) -> str:

@@ -22,16 +22,16 @@ RESULT = 3.3
 
 
 class Op(NamedTuple):
-    """One line. Numbers are for one microbatch on one rank, for the whole step in phase S; may be arrays.
+    """One operation. Numbers are for one microbatch on one rank, in phase S for the whole step; may be arrays.
 
-    part: the term of a step that it belongs to. flops; streamed: bytes through the GPU's memory. kernels: how
-    many the host launches. saved, saved_per_op, saved_modules: bytes that stay for backward, without
-    recompute, with 'per-op' and with 'modules' (None: as without). recomputed: the recompute policies under
-    which it runs once more. collective, axis, calls, payload: what is sent, payload being the whole tensor of
-    one call. block, under: what is sent may run beside the products of this block in phase `under`, where a
-    framework hides `hides`. rate: of the device, that its FLOPs run at; share: of it, that one by itself
-    reaches. memory: that the bytes stream through, the GPU's, the host's, or the link between them. adapters:
-    parameters that it makes gradients of, where the rest is frozen.
+    part: the term of a step's seconds that it belongs to. flops. streamed: bytes through memory. kernels: the
+    number of kernels that the host launches. saved, saved_per_op, saved_modules: bytes kept for backward,
+    without recompute, with 'per-op' and with 'modules' (None: as without). recomputed: the recompute policies
+    under which it runs again. collective, axis, calls, payload: what it sends; payload is the whole tensor of
+    one call. block, under: the collective may run beside the products of this block in phase `under`, if the
+    framework hides `hides`. rate: the device's speed for its FLOPs; share: the share of that speed that it
+    reaches. memory: the GPU's, the host's, or the link between them. adapters: parameters for which it computes
+    gradients, if the rest is frozen.
     """
 
     name: str

@@ -3,9 +3,8 @@
 Seconds (`cost`), bytes held (`memory`) and bytes sent (`traffic`) are three readings of this list, and what
 is counted on real or fake ranks is compared with it.
 
-The fields of an operation: `op`. Operations of the attention and of the feed-forward part: `attention`,
-`feed_forward`.
-Once a step: `data_parallel`. Half-precision numbers take 2 bytes.
+`op` has the fields of an operation. `attention` and `feed_forward` make a layer's operations, `data_parallel`
+those of a whole step. Half-precision numbers take 2 bytes.
 Source: Korthikanti et al. 2022, sections 3 and 4 (what is kept, what is sent).
 """
 
