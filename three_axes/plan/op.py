@@ -22,7 +22,7 @@ RESULT = 3.3
 
 
 class Op(NamedTuple):
-    """One operation. Numbers are for one microbatch on one rank, in phase S for the whole step; may be arrays.
+    """One operation. Numbers are for one microbatch on one rank, in phase S for a whole step; may be arrays.
 
     part: the term of a step's seconds that it belongs to. flops. streamed: bytes through memory. kernels: the
     number of kernels that the host launches. saved, saved_per_op, saved_modules: bytes kept for backward,
@@ -30,7 +30,7 @@ class Op(NamedTuple):
     under which it runs again. collective, axis, calls, payload: what it sends; payload is the whole tensor of
     one call. block, under: the collective may run beside the products of this block in phase `under`, if the
     framework hides `hides`. rate: the device's speed for its FLOPs; share: the share of that speed that it
-    reaches. memory: the GPU's, the host's, or the link between them. adapters: parameters for which it computes
+    reaches. memory: the GPU's, the host's, or the link between them. adapters: parameters for which it has
     gradients, if the rest is frozen.
     """
 
