@@ -1,4 +1,4 @@
-"""Shared by all tests: one world of four ranks; kernels that need no ports."""
+"""Fixtures and settings of all tests: one world of four ranks; kernels that need no ports."""
 
 import os
 import re
@@ -33,21 +33,22 @@ pytest.register_assert_rewrite("prose")
 
 
 nbval.kernel.KernelManager = kernels.WithoutPorts
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # more ranks than GPUs; `three-axes doctor` tries those
-os.environ.setdefault("THREE_AXES_PROGRESS", "")  # what was solved on this machine is in no stored output
-# Tests run side by side, one for each core or more: threads of one would spin where another computes, and the
-# toys are too small to need them. Nothing above has imported NumPy or PyTorch, which read this once.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # more ranks than GPUs; `three-axes doctor` tests those
+os.environ.setdefault("THREE_AXES_PROGRESS", "")  # stored outputs do not depend on this machine's progress
+# Tests run side by side, at least one on each core. More threads in one test would spin while another
+# computes, and the toys are too small to need them. Nothing above has imported NumPy or PyTorch, which read
+# this once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-BEYOND = re.compile(r"\[b\d\.")  # an exercise there
-DURATIONS = "three_axes/durations"  # in pytest's cache: each test's seconds, as last measured
+BEYOND = re.compile(r"\[b\d\.")  # an exercise of the notebooks beyond
+DURATIONS = "three_axes/durations"  # in pytest's cache: each test's seconds in the last run
 measured = Counter()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """What belongs to the drops beyond the fourteen is run with what is slow, and so is what a drop has for
-    another day. Put files that wait first, longest first; behind them those that compute, longest last.
+    """Mark as slow the tests of the drops beyond the fourteen, and of sections for another day. Put files
+    that wait first, longest first, and after them the files that compute, longest last.
     """
     for item in items:
         if item.path.parent.name == "beyond" or item.path.stem == "test_beyond" or BEYOND.search(item.name):
@@ -57,7 +58,7 @@ def pytest_collection_modifyitems(config, items):
     yield
     for module in {item.module for item in items if hasattr(item, "module")}:
         cloudpickle.register_pickle_by_value(module)  # ranks need not import the tests
-    cache = getattr(config, "cache", None)  # `-p no:cacheprovider` leaves it away
+    cache = getattr(config, "cache", None)  # `-p no:cacheprovider` removes it
     before = cache.get(DURATIONS, {}) if cache else {}
     seconds = Counter()
     for item in items:
@@ -68,14 +69,14 @@ def pytest_collection_modifyitems(config, items):
 
 @cache
 def cells_for_today(path: Path) -> int:
-    """How many code cells of a notebook come before what is for another day."""
-    from tools.pages import lesson  # now, for it imports NumPy
+    """The number of a notebook's code cells before the sections for another day."""
+    from tools.pages import lesson  # imported here because it imports NumPy
 
     return sum(cell.cell_type == "code" for cell in lesson(nbformat.read(path, as_version=4)))
 
 
 def waits(item) -> bool:
-    """Whether its file mostly waits: it is marked so, or a notebook that emulates a network or measures a
+    """Whether a file mostly waits: it has the mark, or is a notebook that emulates a network or measures a
     timeline of computation that sleeps.
     """
     if hasattr(item, "cell"):
@@ -84,8 +85,8 @@ def waits(item) -> bool:
 
 
 class FromBothEnds(LoadFileScheduling):
-    """The first worker takes files from the front, where those are that wait; others from the end. So the two
-    kinds run side by side, and none is left alone with a long one.
+    """The first worker takes files from the front, where the waiting files are; the other workers take them
+    from the end. So the two kinds run side by side, and no worker is left alone with a long one.
     """
 
     def _assign_work_unit(self, node) -> None:
@@ -94,15 +95,15 @@ class FromBothEnds(LoadFileScheduling):
         super()._assign_work_unit(node)
 
     def _reschedule(self, node) -> None:
-        """A worker holds its last test back until it has another, or knows that none comes: a worker that
-        took the place of one that ended would wait for ever.
+        """A worker does not start its last test until it gets another, or hears that there is none: a worker
+        that replaces one that ended would wait for ever.
         """
         super()._reschedule(node)
         if not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
             self._reschedule(node)
 
     def remove_node(self, node) -> str | None:
-        """The test that ended its worker is not run again; the file's other tests are, by a new worker."""
+        """The test during which a worker ended is not repeated; a new worker runs the file's other tests."""
         tests = ((unit, test) for unit in self.assigned_work[node].values() for test in unit)
         ended = next(((unit, test) for unit, test in tests if not unit[test]), None)
         if ended:
@@ -126,7 +127,9 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_sessionfinish(session):
-    """Keep how long each test took, for the order of the next run. Workers report to the one that writes."""
+    """Keep how long each test took, for the order of the next run. Workers report to the process
+    that writes.
+    """
     cache = getattr(session.config, "cache", None)
     if cache and not hasattr(session.config, "workerinput"):
         cache.set(DURATIONS, cache.get(DURATIONS, {}) | measured)
@@ -134,7 +137,7 @@ def pytest_sessionfinish(session):
 
 @pytest.fixture(scope="module")
 def aside():
-    """Call a function in another process, one for all calls of a module."""
+    """Call functions in another process, which is the same for all calls of a module."""
     how = dict(mp_context=forked.context(), initializer=forked.end_with_starter)
     with ProcessPoolExecutor(1, **how) as other:
         yield lambda fn, *args: other.submit(fn, *args).result(120)
@@ -152,7 +155,7 @@ def world(shared_world):
 
 @pytest.fixture(scope="module")
 def judges_share_worlds():
-    """Exercises are checked in worlds that are lent again: see `worlds.Lent`."""
+    """Exercises are checked in worlds that are used again: see `worlds.Lent`."""
     from helpers import World
 
     lent = worlds.Lent(World)

@@ -1,4 +1,4 @@
-"""Backward as it runs on a GPU, for tests on processors."""
+"""Runs backward as on a GPU, for tests on processors."""
 
 import _thread
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ def _on_a_bare_thread(outputs, *args, **kwargs):
     backward = partial(engine.run_backward, outputs, *args, **kwargs)
     results, done = [], _thread.allocate_lock()
     done.acquire()
-    # list() and extend() call one after the other, and have no frame.
+    # list() and extend() call one after the other without a frame.
     steps = [partial(results.extend, map(call, [backward])), done.release]
     _thread.start_new_thread(list, (map(call, steps),))
     assert done.acquire(timeout=60), "backward raised, or does not end"
@@ -23,8 +23,8 @@ def _on_a_bare_thread(outputs, *args, **kwargs):
 
 @contextmanager
 def as_on_a_gpu():
-    """Every backward runs on a thread without a frame of Python's, as a GPU's does: what begins a collective
-    in C++ there, as DDP does, has no caller.
+    """Every backward runs on a thread without a Python frame, as on a GPU: a collective that C++ begins
+    there, as in DDP, has no caller.
     """
     with mock.patch.object(torch.autograd, "_engine_run_backward", _on_a_bare_thread):
         yield

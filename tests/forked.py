@@ -1,5 +1,5 @@
-"""Commands in processes that are forked from where ranks come from (`helpers.ranks.server`). These have
-imported torch, which takes a new Python longer than most commands take.
+"""Runs commands in processes that are forked from the ranks' fork server (`helpers.ranks.server`). The server
+has imported torch; in a new Python that import takes longer than most commands.
 """
 
 import faulthandler
@@ -18,7 +18,7 @@ GRACE = 5.0  # seconds for the other ranks, when one has failed
 
 
 def context():
-    """What makes such processes; where ranks are spawned, new ones."""
+    """The context that makes such processes; where ranks are spawned, the one that spawns."""
     from helpers.ranks import server
 
     server.warm(0)
@@ -28,8 +28,8 @@ def context():
 def command(
     *argv: str, cwd, ranks: int = 1, timeout: float = 120, environ: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess:
-    """What `python -m` does with these words; on several ranks what torchrun does, their output one after the
-    other. environ: what is added to the environment.
+    """Run `python -m` with these words; on several ranks run them as torchrun does, with their outputs one
+    after the other. environ: added to the environment.
     """
     import torch.distributed as dist
 
@@ -61,22 +61,22 @@ def command(
                     deadline = min(deadline, time.monotonic() + GRACE)
                 left = deadline - time.monotonic()
                 if left <= 0 or not wait([process.sentinel for process in alive], left):
-                    for process in alive:  # each writes where its threads are
+                    for process in alive:  # each prints the stacks of its threads
                         os.kill(process.pid, signal.SIGABRT)
                     time.sleep(0.5)
                     break
         finally:
             for process in processes:
                 process.kill()
-                process.join()  # killed, it ends
+                process.join()  # a killed process ends
         out, err = ("".join(file.with_suffix(end).read_text() for file in files) for end in (".out", ".err"))
     status = next((process.exitcode for process in processes if process.exitcode), 0)
     return subprocess.CompletedProcess(argv, status, out, err)
 
 
 def end_with_starter() -> None:
-    """In such a process: end when the one that started it is gone, however it went. It waits for work
-    otherwise, and keeps the fork server alive.
+    """In such a process: end when its parent has ended, in whatever way. Otherwise the process would wait for
+    work, and keep the fork server alive.
     """
     from helpers.ranks.lifetime import end_with_kernel
 

@@ -1,4 +1,4 @@
-"""Kernels for tests: those that readers get, but for how they are reached."""
+"""Kernels for tests: like those of readers, but reached through files."""
 
 import tempfile
 import uuid
@@ -8,8 +8,8 @@ from jupyter_client.manager import KernelManager
 
 
 class WithoutPorts(KernelManager):
-    """A kernel's five ports are chosen a second before it takes them, and ranks of other tests may take one
-    meanwhile. Then it never answers. So it listens in files.
+    """A kernel's five ports are chosen a second before it opens them, and ranks of other tests may take one
+    meanwhile. Then the kernel never answers. So this one uses sockets in files.
     """
 
     def __init__(self, **kwargs):

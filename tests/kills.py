@@ -1,9 +1,9 @@
 """Kill a training run again and again, under another layout each time: `python tests/kills.py 30`.
 
 Two torchruns stand for two machines with two ranks each; every second run has one machine. A signal (SIGKILL,
-SIGTERM or SIGINT) goes to a launcher, to a rank, or to both ranks of a machine, at a random moment: while it
-starts, while it trains, or while it saves. Then everything must have ended by itself, no checkpoint that was
-complete may be lost, and in the end every step's loss is the one of a single process that nothing disturbed.
+SIGTERM or SIGINT) is sent to a launcher, to a rank, or to both ranks of a machine, at a random moment: while
+the run starts, trains or saves. Then all processes must have ended by themselves, no complete checkpoint may
+be lost, and in the end every step's loss must equal that of a single undisturbed process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LAYOUTS = {
 }
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 MOMENTS = ("training", "training", "saving", "saving", "saving", "starting")
-PATIENCE = 150  # seconds until a run that was killed must have ended, on a busy machine
+PATIENCE = 150  # seconds within which a killed run must have ended, on a busy machine
 
 
 @dataclass
@@ -48,8 +48,8 @@ class Kill:
     whom: str  # "launcher", "rank", "machine"
     signal: signal.Signals
     moment: str
-    steps: int = 0  # that were in its metrics when the signal came
-    seconds: float = 0.0  # until nothing of it was left
+    steps: int = 0  # in its metrics when the signal was sent
+    seconds: float = 0.0  # until all of its processes had ended
 
     def __str__(self) -> str:
         return (
@@ -69,7 +69,8 @@ def start(run: Path, layout: str, machines: int, precision: str) -> list[subproc
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    # A torchrun whose other machine is lost before they have met waits by itself: not for ten minutes here.
+        # A torchrun whose other machine is lost before the two have met waits by itself; limit its ten
+        # minutes.
     meet = f"--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --local-addr 127.0.0.1"
     meet += f" --rdzv-conf join_timeout=45 --rdzv-id {uuid.uuid4()}"
     sizes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in SIZES.items())
@@ -95,10 +96,10 @@ def last_step(run: Path) -> int:
 
 
 def disturb(run: Path, kill: Kill, chance: random.Random, precision: str) -> None:
-    """Start a run, kill it as said, and see that it ends and has lost nothing. Raises AssertionError."""
+    """Start a run, kill it, and check that it ends and has lost nothing. Raises AssertionError."""
     machines = 2 if kill.layout in LAYOUTS[2] else 1
     began, saved = last_step(run), checkpoints(run)
-    began = int(saved[-1].name[5:]) if saved else 0  # it goes on from there
+    began = int(saved[-1].name[5:]) if saved else 0  # the step from which it continues
     launchers = start(run, kill.layout, machines, precision)
     everybody: dict[int, psutil.Process] = {p.pid: psutil.Process(p.pid) for p in launchers}
     try:
@@ -155,8 +156,8 @@ def undisturbed(config: Config, steps: int) -> list[float]:
 
 
 def apart(run: Path, precision: str) -> float:
-    """The largest relative difference of any step's loss from an undisturbed single process's. Raises
-    AssertionError where a step is missing or is there twice.
+    """The largest relative difference of any step's loss from that of a single undisturbed process. Raises
+    AssertionError if a step is missing or is listed twice.
     """
     lines = read_metrics(run)
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1)), "steps are missing"

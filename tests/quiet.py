@@ -1,4 +1,4 @@
-"""For tests of what only a quiet machine shows: they are tried again, and skipped with that word where other
+"""For tests that can only pass on a quiet machine: they are tried again, and skipped with a reason if other
 processes compute.
 """
 
@@ -9,18 +9,18 @@ import psutil
 import pytest
 
 TRIES = 3
-SHARE = 0.3  # of the machine's cores: what other processes may use
+SHARE = 0.3  # of the machine's cores, which other processes may use
 
 
 def others_compute(seconds: float = 1.0) -> bool:
-    """True where the cores were busy while this process slept."""
+    """Whether the cores were busy while this process slept."""
     psutil.cpu_percent()
     time.sleep(seconds)
     return psutil.cpu_percent() > 100 * SHARE
 
 
 def on_a_quiet_machine(test):
-    """A test that is tried up to TRIES times; skipped where it failed each time and the machine is busy."""
+    """A test that is tried up to TRIES times, and skipped if it failed each time and the machine is busy."""
 
     @functools.wraps(test)
     def tried(*args, **kwargs):

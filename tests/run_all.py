@@ -1,12 +1,12 @@
-"""What `make test` runs: tests and notebooks, in parallel; then a look for processes left behind, which it
-ends. It has a deadline: what still runs then is printed, and ended.
+"""What `make test` runs: tests and notebooks, in parallel; then a search for processes that are left behind,
+which it ends. The run has a deadline: tests that still run then are printed, and ended.
 
-Without `--all`, what `make test-all` gives, tests marked slow are left out, and of cases made at random fewer
-are tried. What is marked exhaustive runs once a week, and by `make attempts`. Other arguments go to pytest.
+`make test-all` adds `--all`. Without it, tests marked slow are left out, and fewer random cases are tried.
+Tests marked exhaustive run once a week, and by `make attempts`. Other arguments are passed to pytest.
 
-With `--gpu`, `make test-gpu`, it runs what is marked gpu, on this machine's GPUs instead of stand-ins, where
-four ranks share the first. Without a GPU that they can share nothing is tried, and the status is 2: a run
-that has tested nothing must not look like one that passed.
+With `--gpu` (`make test-gpu`) it runs the tests marked gpu, on this machine's GPUs instead of stand-ins; four
+ranks share the first GPU. Without a GPU that ranks can share, nothing is run, and the exit status is 2,
+because a run that has tested nothing must not look like one that passed.
 """
 
 import ctypes
@@ -24,22 +24,25 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 MINUTES = {"--all": 60, "--gpu": 8}
 USUAL_MINUTES = 20
-ON_GPU = "THREE_AXES_TEST_GPU"  # in the environment of tests that shall take this machine's GPUs: how many
-MARK = "THREE_AXES_TEST", str(uuid.uuid4())  # in the environment of everything that descends from this run
+ON_GPU = "THREE_AXES_TEST_GPU"  # environment variable of tests on this machine's GPUs: the number of GPUs
+MARK = (
+    "THREE_AXES_TEST",
+    str(uuid.uuid4()),
+)  # environment variable of every descendant of this run
 
 
 def left_behind() -> list[psutil.Process]:
     """All processes that descend from this run."""
     processes = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # gone meanwhile, or somebody else's
+        with suppress(psutil.Error):  # it has ended meanwhile, or belongs to another user
             if process.environ().get(MARK[0]) == MARK[1] and process.status() != psutil.STATUS_ZOMBIE:
                 processes.append(process)
     return processes
 
 
 def end(processes: list[psutil.Process], why: str) -> None:
-    """Print what these are, and end them."""
+    """Print these processes, and end them."""
     print(why, flush=True)
     for process in processes:
         with suppress(psutil.Error):
@@ -50,29 +53,29 @@ def end(processes: list[psutil.Process], why: str) -> None:
 
 
 def ends_with_its_parent() -> None:
-    """In pytest, before it begins: however this run is ended, pytest is, and with it its workers."""
+    """In pytest, before it begins: make pytest and its workers end whenever this run ends."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
 
 
 def outlive() -> int:
-    """Start a process that waits for the end of this one, however it comes, and ends what descends from it
-    then: what pytest's workers have started does not end with them. Returns a pipe; a byte in it says that
-    this process has ended well.
+    """Start a process that waits for the end of this one, in whatever way, and then ends all descendants:
+    processes that pytest's workers have started do not end with them. Returns a pipe; a byte in it says that
+    this process has ended normally.
     """
     watched, mine = os.pipe()
     if os.fork():
         os.close(watched)
         return mine
     os.close(mine)
-    os.setsid()  # a terminal's Ctrl+C is not for it
+    os.setsid()  # a terminal's Ctrl+C must not reach it
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if os.read(watched, 1):
-        os._exit(0)  # all is well
+        os._exit(0)  # this process has ended normally
     until = time.monotonic() + 5
-    while time.monotonic() < until:  # what is being started has its environment in a moment
+    while time.monotonic() < until:  # a process that is being started has its environment in a moment
         for process in left_behind():
             with suppress(psutil.Error):
                 process.kill()
@@ -81,8 +84,8 @@ def outlive() -> int:
 
 
 def run(command: list[str], minutes: float, **how) -> int:
-    """A command's exit status. What still runs when its time is up is ended: each of pytest's workers writes
-    first where its threads are.
+    """A command's exit status. Processes that still run at the deadline are ended; each of pytest's workers
+    first prints the stacks of its threads.
     """
     tests = subprocess.Popen(command, preexec_fn=ends_with_its_parent, **how)
     try:
@@ -97,7 +100,7 @@ def run(command: list[str], minutes: float, **how) -> int:
 
 
 def no_gpu() -> str:
-    """Why ranks cannot share a GPU here; "" where they can."""
+    """Why ranks cannot share a GPU here; "" if they can."""
     sys.path.insert(0, str(ROOT))
     from three_axes import devices, nccl
 
@@ -108,7 +111,7 @@ def no_gpu() -> str:
 
 def main() -> int:
     kind = next((option for option in MINUTES if option in sys.argv), "")
-    # No live output: it is not the same twice.
+    # No live output, because it differs from run to run.
     environ = dict([MARK], **os.environ, THREE_AXES_STREAM_AFTER="60", THREE_AXES_PROGRESS="")
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # thousands of processes would each compile the same files
     workers = max(2, os.cpu_count() or 2)  # more of them run into the tests' own timeouts
@@ -116,7 +119,7 @@ def main() -> int:
         if why := no_gpu():
             print(why, file=sys.stderr)
             return 2
-        # One after the other, for they share the GPU; with what each has printed, where the numbers are.
+        # One after the other, because the tests share the GPU; with their output, which has the numbers.
         command, chosen = "-m pytest -v -rPs --tb=short --durations=0 -m gpu", ["tests/train/test_gpus.py"]
         environ[ON_GPU] = "1"
     else:

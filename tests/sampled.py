@@ -1,4 +1,4 @@
-"""Cases of one kind: some always, the others with what is slow."""
+"""Parametrised cases: some always run, the others are marked slow."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def sampled(cases: Iterable, every: int = 3) -> list:
-    """The first case, and every third after it, as they are; the others marked slow. A tuple is a case of
+    """The first case, and every third after it, unchanged; the others marked slow. A tuple is a case with
     several arguments.
     """
     made = [case if type(case) is tuple else (case,) for case in cases]

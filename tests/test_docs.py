@@ -1,4 +1,6 @@
-"""README.md and docs/: the glossary's words are where it says, and pictures are those of the notebooks."""
+"""README.md and docs/: the glossary's words are in the linked notebooks, and pictures are those of
+the notebooks.
+"""
 
 import re
 from functools import cache
@@ -54,7 +56,7 @@ def test_pictures_of_readme_and_docs_are_those_of_the_notebooks(name):
     "path", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name
 )
 def test_no_text_denies_what_the_evidence_has(path):
-    """evidence.md has an H200 on which things ran, so no text says that no GPU has run them."""
+    """evidence.md reports runs on GPUs, so no text may say that no GPU has run them."""
     seen = re.search(r"^One GPU has been seen", text(ROOT / "docs/evidence.md"), re.M)
     assert not seen or not re.search(r"\bNo (single )?GPU\b[^.]*\b(has|have) (run|seen|been)", text(path))
 

@@ -1,4 +1,4 @@
-"""Frames of all threads are read while nothing is collected."""
+"""Frames of all threads are read while garbage collection is off."""
 
 import subprocess
 import sys
@@ -7,8 +7,8 @@ import pytest
 
 from three_axes.files import ROOT
 
-# Each round leaves something to be collected that holds a `threading.local`, and lets the collector come to
-# it a little later. The new frame of `look` is made inside of what is asked.
+# Each round leaves garbage that holds a `threading.local`, and lets the collector run a little later: the new
+# frame of `look` is made inside the function that is called.
 PROGRAM = """
 import gc, sys, threading
 from three_axes import lines

@@ -1,9 +1,10 @@
-"""Command lines and files as strangers may give them, and what comes of each.
+"""Command lines and files as anybody may give them, and what comes of each.
 
-A case is a good command line with good files. It may stay good: then it must be answered. One thing in it may
-be spoilt in a way that is known to be wrong: then it must be refused. Or several things are exchanged for
-strange ones, and either will do. None may end in a traceback or a warning of NumPy's, take more than 10
-seconds of a core or 1 GB, steer the terminal, or write a script into a page or a formula into a spreadsheet.
+A case is a good command line with good files. It may stay good: then it must be answered. Or one thing in it
+is changed to something that is known to be wrong: then it must be refused. Or several things are exchanged
+for strange ones: then it may be answered or refused. None may end in a traceback or a warning of NumPy's,
+take more than 10 seconds of a core or 1 GB, control the terminal, or write a script into a page or a formula
+into a spreadsheet.
 
 Each runs in a process of its own, forked when all is imported. More of them: `--hypothesis-profile thorough`.
 """
@@ -35,7 +36,7 @@ WAYS = ["good", "option", "argument", "value", "field", "file", "strange", "stra
 NASTY = "=<script>\x1b[2J\u202e\udc80"  # a name that a terminal, a page or a spreadsheet would obey
 STRANGE = [None, True, 0, -1, 1, 2, 7, 8192, 10**7, 10**8, 10**9, 10**18 - 1, 0.5, 1e30, 1e308, math.nan]
 STRANGE += ["", "x", NASTY, [], {}, [[2]], [7] * 3000]
-# command -> the files that it reads, what it always has, what it may have
+# command -> the files that it reads, arguments that it always has, optional arguments
 JOB = "--batch=32 --seq=128 --framework=megatron-lm --precision=fp8 --lora=4 --with=offload"
 PLAN = "--tp=2 --train-tokens=4M --why=1,2,2 --report=page.html"
 LAYOUT = "--dp=2 --tp=2 --pp=2 --microbatch=2 --zero=0 --shard=0 --schedule=gpipe --recompute=full"
@@ -47,7 +48,7 @@ COMMANDS = {
     "explain": ("trace.json", "trace.json", ""),
     "class": ("class/a.json class/b.json", "collect class --csv=class.csv", ""),
 }
-# option -> what it never is; others are counts
+# option -> values that are always refused; other options are counts
 NO_COUNT = ["0", "-1", "1.5", "nan", "inf", "1e3", "x", "", "9" * 400]
 NO_NUMBER = ["-1", "nan", "inf", "1e999", "x", ""]
 NO_NAME = ["x", "", "nan", "-1", NASTY, "x" * 5000]
@@ -75,7 +76,7 @@ FILES = {
     "class/a.json": {"exercises": {NASTY: {"tries": 2, "passed": True, "mistakes": {NASTY: 1}}}},
     "class/b.json": {"exercises": {"another": {"tries": 3, "passed": False, "mistakes": {"no sum": 3}}}},
 }
-NO_VALUE = [math.nan, math.inf, 10**400, -1, [[[1]]], True, "4"]  # but a text or a truth in place of another
+NO_VALUE = [math.nan, math.inf, 10**400, -1, [[[1]]], True, "4"]  # not for another text or boolean
 NO_FILE = {
     "not there": lambda path: None,
     "a pipe": os.mkfifo,
@@ -86,12 +87,12 @@ NO_FILE = {
     "no text": "\udcff",
     "too large": " " * 11_000_000,
 } | {text: text for text in ("", "{", "5", "[1]")}
-# a file that is written -> what must not be in it: a script, a formula
+# a file that is written -> what it must not contain: a script, a formula
 NOT_WRITTEN = {"page.html": "<script>", "class.csv": r'(?m)(^|,|;)"?[=+@＝＋－＠-]'}
 
 
 def places(value, at: tuple = ()) -> list[tuple]:
-    """(the way to it, itself) of all that stands in a JSON value."""
+    """(path, value) of everything in a JSON value."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [(at, value)] * bool(at) + [place for key, one in inside for place in places(one, (*at, key))]
 
@@ -102,7 +103,7 @@ def put(into, at: tuple, value) -> None:
 
 @st.composite
 def cases(draw) -> tuple[list[str], dict, set[int]]:
-    """(command line, files: path -> a JSON value or a key of `NO_FILE`, exit statuses that are right)."""
+    """(command line, files: path -> a JSON value or a key of `NO_FILE`, accepted exit statuses)."""
     one = lambda of: draw(st.sampled_from(list(of)))
     some = lambda of: [word for word in of if one((True, False, False))]
     command = one(COMMANDS)
@@ -140,7 +141,7 @@ def cases(draw) -> tuple[list[str], dict, set[int]]:
 
 
 def fault(argv: list[str], files: dict, may: set[int], folder: Path) -> str:
-    """What is wrong with how it ends; "" for nothing."""
+    """What is wrong with its end; "" if nothing is."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +176,7 @@ def _child(argv: list[str], folder: Path) -> None:
         warnings.simplefilter("error", RuntimeWarning)
         resource.setrlimit(resource.RLIMIT_AS, [psutil.Process().memory_info().vms + BYTES] * 2)
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
-        signal.alarm(6 * SECONDS)  # who waits takes no processor
+        signal.alarm(6 * SECONDS)  # a process that waits uses no processor time
         code = three_axes(argv)
     except SystemExit as e:
         code = e.code
@@ -188,7 +189,7 @@ def _child(argv: list[str], folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def imported():
-    """What `class` imports takes seconds."""
+    """The imports of `class` take seconds, so they are done once."""
     exercises()
 
 

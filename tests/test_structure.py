@@ -1,4 +1,4 @@
-"""The shape of the project: which way imports run, how fast they are not, and that its lists agree."""
+"""The shape of the project: the direction of imports, what they must not load, and that its lists agree."""
 
 import ast
 import importlib
@@ -27,7 +27,7 @@ from tools import colab
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = {"three_axes": ROOT, "helpers": ROOT, "tools": ROOT, "drops": ROOT / "notebooks"}
 FILES = [file for top, folder in PLACES.items() for file in (folder / top).rglob("*.py")]
-# What each part may import of the others. `toy` is read by learners: it stands alone.
+# What each part may import from other parts. `toy` is for learners to read: it imports nothing else.
 TABLES = {
     "three_axes.table",
     "three_axes.terminal",
@@ -91,13 +91,13 @@ MAY = {
 
 
 def name_of(file: Path) -> str:
-    """'three_axes.plan.cost', of a file of the project."""
+    """The module name of a file of the project: 'three_axes.plan.cost'."""
     place = file.relative_to(ROOT / "notebooks" if "drops" in file.parts else ROOT)
     return ".".join(place.with_suffix("").parts).removesuffix(".__init__")
 
 
 def part_of(module: str) -> str:
-    """The part of the project that a module is in: 'three_axes.plan', 'drops'."""
+    """The part of the project to which a module belongs: 'three_axes.plan', 'drops'."""
     top, *rest = module.split(".")
     return top if top in ("drops", "tools") or not rest else f"{top}.{rest[0]}"
 
@@ -107,7 +107,7 @@ MODULES = {name_of(file): file for file in FILES}
 
 @cache
 def parsed(file: Path) -> ast.Module:
-    """As the oldest Python reads it that is admitted."""
+    """Parse it like the oldest Python that is supported."""
     return ast.parse(file.read_text(), feature_version=(3, 11))
 
 
@@ -141,13 +141,13 @@ def test_arrows_run_one_way(part):
 
 
 def loads(file: Path) -> set[Path]:
-    """Files of the project that a file imports as it is loaded: not in functions, nor for types alone."""
+    """Files of the project that a file imports when it is loaded, not inside functions or only for types."""
     loaded = {MODULES[name] for name in imports(file, parsed(file).body) & MODULES.keys()}
     return {other for other in loaded - {file} if other.name != "__init__.py"}
 
 
 def names(file: Path) -> set[Path]:
-    """Files of the helpers that a file names anywhere: in functions, and for types, too."""
+    """Files of the helpers that a file names anywhere, also inside functions and for types."""
     named = imports(file, ast.walk(parsed(file))) & MODULES.keys()
     return {MODULES[n] for n in named if n.startswith("helpers.") and MODULES[n].name != "__init__.py"} - {
         file
@@ -171,13 +171,13 @@ def test_no_module_needs_itself(towards, files):
 
 
 ROOMS = [f"three_axes.{room}" for room in ("paper", "plan", "count", "verify", "explain", "trace")]
-MOST = 70  # public names of these: one comes only where another goes
+MOST = 70  # public names of these: a new one needs the place of another
 DOORS = ROOMS + [f"helpers.{room}" for room in ("ranks", "draw", "practice", "emulate", "toy")]
 
 
 @cache
 def public(room: str) -> set[tuple[str, str]]:
-    """(module, name) of all that a room's door shows."""
+    """(module, name) of all public names of a room's door."""
     shown = set()
     for node in ast.walk(parsed(MODULES[room])):
         if isinstance(node, ast.ImportFrom) and not (node.module or "").endswith("doors"):
@@ -191,7 +191,7 @@ def public(room: str) -> set[tuple[str, str]]:
 def test_a_door_has_what_it_shows(room):
     for module, name in public(room):
         shown = getattr(importlib.import_module(room), name)
-        if f"{room}.{module}" in MODULES:  # of two with one name the door would show one alone
+        if f"{room}.{module}" in MODULES:  # of two modules with the same name the door would have only one
             its = getattr(importlib.import_module(f"{room}.{module}"), name)
             assert its is shown, f"{room} shows another {name} too"
         assert not isinstance(shown, ModuleType), f"{name} is the module, and not what it has"
@@ -203,7 +203,7 @@ def test_rooms_show_few_names():
 
 
 def sources(part: str) -> Iterable[tuple[str, ast.Module]]:
-    """(name, source) of the files of a part; of notebooks each cell that is Python alone."""
+    """(name, source) of the files of a part; for notebooks, of each cell that is only Python."""
     if part != "notebooks":
         files = [file for file in FILES if name_of(file).split(".")[0] == part]
         yield from ((name_of(file), parsed(file)) for file in files if "bench" not in file.parts)
@@ -217,7 +217,7 @@ def sources(part: str) -> Iterable[tuple[str, ast.Module]]:
 
 @pytest.mark.parametrize("part", ["helpers", "drops", "tools", "notebooks"])
 def test_who_is_outside_comes_in_by_the_door(part):
-    """Benches look inside the planner, as its tests do."""
+    """Benches use modules inside the planner, as its tests do."""
     for name, source in sources(part):
         modules = {}
         for node in ast.walk(source):
@@ -259,7 +259,7 @@ def test_private_names_of_cpython_are_in_one_file():
 
 
 def test_frames_of_all_threads_are_asked_for_in_one_place():
-    """Asked for without `lines.of_threads`, they can block the process for ever (CPython's issue 106883)."""
+    """Called without `lines.of_threads`, these can block the process for ever (CPython's issue 106883)."""
     bare = re.compile(r"_current_(?:frames|exceptions)\s*\(")
     for file in [*FILES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "notebooks").rglob("*.ipynb")]:
         assert not bare.search(file.read_text()), f"{file.relative_to(ROOT)}: ask by lines.of_threads"

@@ -1,4 +1,4 @@
-"""Nothing is wider than the terminal, and nothing is cut where there is none."""
+"""No output is wider than the terminal, and nothing is cut if there is no terminal."""
 
 import io
 import os
@@ -16,7 +16,7 @@ LONG = "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --why 4,8,2".split()
 
 
 class Screen(io.StringIO):
-    """Plays a terminal of some columns, and keeps what is written."""
+    """A fake terminal with a number of columns, which keeps what is written."""
 
     def __init__(self, columns: int, monkeypatch):
         monkeypatch.setenv("COLUMNS", str(columns))

@@ -8,9 +8,9 @@ PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # where ranks write their flight records
 
 
 class Shared:
-    """A world for one test after the other, and a new one when its ranks have gathered many groups. Each
-    group has a thread that wakes a hundred times a second. It cannot be ended alone: a mesh or a cache that
-    is still there could ask for it.
+    """A world that tests use one after the other; it is replaced when its ranks have made many groups. Each
+    group has a thread that wakes a hundred times a second, and cannot be ended alone, because an existing
+    mesh or cache may still use it.
     """
 
     def __init__(self, n: int, many: int = 12, **how):
@@ -34,7 +34,7 @@ class Shared:
 
 def shared(n: int, **how):
     """A fixture: `Shared`, for one module's tests."""
-    import pytest  # ranks import this file, and need it not
+    import pytest  # imported here because ranks import this file, and do not need pytest
 
     @pytest.fixture(scope="module")
     def made():
@@ -46,8 +46,8 @@ def shared(n: int, **how):
 
 
 class Lent:
-    """Stands in the judges of exercises for `World`. A world that no check has harmed, and where none has
-    made groups, is lent again: with a new one for each, a check on ranks takes half as long again.
+    """Replaces `World` in the judges of exercises. A world that no check has harmed, and in which none has
+    made groups, is used again: with a new one for each check, checks would take half as long again.
     """
 
     def __init__(self, new):
@@ -55,7 +55,7 @@ class Lent:
 
     @contextmanager
     def __call__(self, n=4, *, timeout=30.0, memory=None, fabric=None):
-        kind = n, fabric, os.environ.get(PREFIX)  # ranks have the environment of their start
+        kind = n, fabric, os.environ.get(PREFIX)  # ranks keep the environment from their start
         world = self.idle.pop(kind, None) if memory is None else None
         world = world or self.new(n, memory=memory, fabric=fabric)
         world.timeout = timeout
@@ -78,14 +78,14 @@ class Lent:
 
 
 def groups() -> int:
-    """How many this rank has, the world's among them."""
+    """The number of groups of this rank, with the world's."""
     import torch.distributed as dist
 
     return len(dist.distributed_c10d._world.pg_map)
 
 
 def as_at_first() -> int:
-    """On a rank: away with what a check may leave that another could notice. Returns `groups()`."""
+    """On a rank: remove what a check may leave that another check could notice. Returns `groups()`."""
     import numpy
     import torch
     import torch.distributed as dist

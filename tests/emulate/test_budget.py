@@ -1,4 +1,6 @@
-"""Memory budgets that bite: what is counted, who is told, and what is left afterwards."""
+"""Memory budgets that are exceeded: what is counted, which rank gets the error, and what remains
+afterwards.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The emulated network keeps the theory's time, orders what shares a line, and gives way to a stop."""
+"""The emulated network takes the theory's time, orders operations on a shared line, and can be stopped."""
 
 import time
 from dataclasses import replace
@@ -28,9 +28,9 @@ def eight():
 
 
 def best(world, fn, *args, enough=0.0):
-    """The least of some runs' longest rank: a loaded machine can only add.
+    """The shortest of some runs, each as long as its slowest rank, because a busy machine can only add time.
 
-    No more runs than it takes to come below `enough`.
+    Runs are repeated only until one is shorter than `enough`.
     """
     least = float("inf")
     for _ in range(10):
@@ -47,7 +47,7 @@ def takes(world, expected, fn, *args, rel=0.1):
 
 
 def seconds(run, group=None):
-    """How long `run` takes on this rank, all having begun together."""
+    """How long `run` takes on this rank, when all ranks begin together."""
     dist.barrier(group)
     start = time.monotonic()
     run()
@@ -150,7 +150,7 @@ def test_ddp_and_fsdp_feel_it(eight):
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_stop_does_not_wait_for_it(eight, begun):
-    """Also where all ranks have begun it, and it is held back, before one of them raises."""
+    """Also if all ranks have begun it, and it is delayed, before one of them raises."""
 
     def hang():
         if dist.get_rank() == 5 and not begun:

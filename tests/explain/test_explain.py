@@ -1,4 +1,4 @@
-"""Explaining traces: the arithmetic of intervals, a trace made by hand, files that are none."""
+"""Explaining traces: the arithmetic of intervals, a trace made by hand, files that are no traces."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda s:
 
 
 def marked(spans) -> np.ndarray:
-    """The same, moment by moment."""
+    """The same, computed moment by moment."""
     line = np.zeros(100, bool)
     for start, end in spans:
         line[int(start) : int(end)] = True
@@ -238,8 +238,8 @@ def test_ranks_over_gloo_are_explained(world, tmp_path, capsys):
 
 
 def test_an_injected_delay_is_recovered(world, tmp_path):
-    """Rank 2 comes 200 ms late to each of four all-reduces. How long the others wait they tell by one clock
-    too, since a busy machine adds delays of its own.
+    """Rank 2 comes 200 ms late to each of four all-reduces. The others also measure how long they wait with
+    one clock, because a busy machine adds delays of its own.
     """
 
     def record(folder):

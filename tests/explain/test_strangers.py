@@ -1,4 +1,6 @@
-"""Files that strangers made: each that cannot be gets one sentence, and no name reaches the terminal raw."""
+"""Files from unknown sources: each invalid one gets one sentence, and no name reaches the terminal
+unescaped.
+"""
 
 import json
 import math

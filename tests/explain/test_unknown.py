@@ -1,4 +1,4 @@
-"""What a trace does not say is not guessed: launches, kernels, steps, and ranks that are missing."""
+"""What a trace does not contain is not guessed: launches, kernels, steps, and ranks that are missing."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The planner is held to what a student computes by hand; and by hand to numbers redone on paper."""
+"""The planner is compared with the formulas by hand, and these with numbers that were redone on paper."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a hostile or unlucky reader does to the ranks. Each of these once broke something."""
+"""What a hostile or unlucky reader may do to the ranks. Each of these cases once failed."""
 
 import os
 import pickle
@@ -52,7 +52,7 @@ def test_a_rank_that_forks_is_one_rank(pair, capfd):
 
 @linux
 def test_a_rank_that_imports_world_starts_no_server_of_its_own(pair):
-    """As a reader's own module does that is used on ranks; it took seconds on each."""
+    """Like a reader's own module that is used on ranks; its import once took seconds on each rank."""
 
     def imports():
         from helpers import World, progress  # noqa: F401
@@ -256,7 +256,7 @@ def test_a_double_stop(pair, tmp_path):
         x @ x
 
     def twice():
-        while len(list(tmp_path.iterdir())) < 2:  # before the call is under way a stop would meet the test
+        while len(list(tmp_path.iterdir())) < 2:  # earlier, the stop would hit the test and not the call
             time.sleep(0.01)
         press_stop()
         time.sleep(0.1)

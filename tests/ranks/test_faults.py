@@ -1,5 +1,5 @@
-"""Where a World is made: without a folder, without Unicode, in a process that may start none. And what an
-operation leaves that has failed.
+"""Faults of the place where a World is made: no folder, no Unicode, a process that may not start others. And
+what a failed operation leaves behind.
 """
 
 import os
@@ -44,7 +44,7 @@ def test_a_world_says_what_it_can_do_where_it_is_made(where, tmp_path):
 
 
 def no_longer_waits():
-    """All ranks but one give up a collective, which stays under way."""
+    """All ranks except one give up a collective, which stays under way."""
     if dist.get_rank():
         with suppress(RuntimeError):
             dist.all_reduce(torch.ones(3), async_op=True).wait(timedelta(seconds=0.3))

@@ -1,5 +1,5 @@
-"""The kernel's folder: found again, made again, short enough, and gone with its owner; so are the ranks. What
-comes from a rank that stops in the middle, or that cannot say its own error.
+"""The kernel's folder: found again, made again, with a short path, and removed with its owner; and so are the
+ranks. And messages of a rank that stops in the middle, or that cannot print its own error.
 """
 
 import os
@@ -63,7 +63,7 @@ def test_a_long_temporary_folder_is_left_for_a_short_one(tmp_path):
 @linux
 @pytest.mark.slow
 def test_what_a_killed_kernel_leaves_is_cleared_and_its_stopped_rank_ends():
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own has a long name
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folder has a long name
         killed = kernel(
             "import os, signal\nfrom helpers import World\nworld = World(2)\n"
             "os.kill(world.pids[0], signal.SIGSTOP)\nprint(*world.pids, flush=True)\n"
@@ -101,7 +101,7 @@ def test_a_stopped_rank_is_silent_and_not_stuck(world):
 @linux
 @pytest.mark.slow
 def test_the_fork_server_that_is_killed_is_named():
-    """In a kernel of its own: the ranks of all its worlds are lost."""
+    """In a separate kernel: the ranks of all its worlds are lost."""
     said = kernel(
         "import os, signal, time\nfrom helpers import World\nfrom helpers.ranks import failure, server\n"
         "one, other = World(2), World(2)\n"

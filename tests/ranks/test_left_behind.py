@@ -1,4 +1,4 @@
-"""Scripts and kernels of their own: whatever ends them, no rank, file or socket is left behind, and nothing
+"""Separate scripts and kernels: in whatever way they end, no rank, file or socket is left behind, and nothing
 else of the kernel is harmed.
 """
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(*script, cwd=None) -> subprocess.Popen:
-    """A kernel in a group of its own, as Jupyter's are."""
+    """A kernel in a group of its own, like Jupyter's."""
     how = dict(start_new_session=True, cwd=cwd, env=dict(os.environ, PYTHONPATH=str(ROOT)))
     return subprocess.Popen([sys.executable, *script], stdout=subprocess.PIPE, text=True, **how)
 
@@ -66,7 +66,7 @@ def test_no_rank_outlives_the_kernel(manner):
     assert len(pids) == 4
     if manner not in ("ends", "exit"):
         time.sleep(0.3)
-        # Nothing is in the kernel's group: a kernel that is shut down would wait for it.
+        # No process is left in the kernel's group: a kernel that is shut down would wait for it.
         its = [child.pid for child in psutil.Process(kernel.pid).children(recursive=True)]
         assert set(its) > set(pids) and kernel.pid not in map(os.getpgid, its)
         os.killpg(kernel.pid, signal.SIGKILL) if manner == "group" else kernel.kill()
@@ -124,7 +124,7 @@ def test_a_run_of_tests_that_is_killed_leaves_no_process_after_ten_seconds(numbe
 
 
 def starts_a_pool():
-    """Its process is forked by a server that the rank starts too."""
+    """A server that the rank starts forks the process."""
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver"))
     multiprocessing.kept = pool
     return [pool.submit(os.getpid).result(), pool.submit(os.getppid).result()]
@@ -141,7 +141,7 @@ def test_what_a_rank_has_started_ends_with_its_world():
 @pytest.mark.slow
 @linux
 def test_a_script_needs_no_main_guard_and_another_package_of_our_name_may_lie_where_it_starts(tmp_path):
-    """The fork server imports ours, and ranks start where the kernel is, with all imported."""
+    """The fork server imports this project, and ranks start in the kernel's folder with all imports done."""
     here = tmp_path / "here"
     here.mkdir()
     (here / "helpers.py").write_text("")
@@ -209,7 +209,7 @@ def test_stop_before_the_first_world_harms_none(seconds, press):
 
 @pytest.mark.slow
 def test_a_function_that_says_torch_and_ops_travels():
-    """In a kernel that has loaded what makes a World and nothing else."""
+    """In a kernel that has imported only what makes a World."""
     assert printed("""
         import cloudpickle, torch
         import helpers.ranks.world
@@ -222,13 +222,13 @@ def test_a_function_that_says_torch_and_ops_travels():
 @pytest.mark.slow
 @linux
 def test_two_hundred_worlds_leave_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # others may be making worlds beside us
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other tests may be making worlds
 
     def open_things():
         gc.collect()
         return (len(os.listdir("/proc/self/fd")), threading.active_count(), os.listdir(tmp_path))
 
-    for _ in range(server.SPARES):  # where ranks are spawned, these take those that wait from the start
+    for _ in range(server.SPARES):  # where ranks are spawned, these use up the spares
         with World(1):
             pass
     before = open_things()
@@ -238,7 +238,7 @@ def test_two_hundred_worlds_leave_nothing(tmp_path, monkeypatch):
         ended += w.pids
         if i % 2:
             w.close()
-        del w  # a world that is forgotten ends as well
+        del w  # a world without references ends as well
     gc.collect()
     assert not alive(ended)
     assert open_things() == before

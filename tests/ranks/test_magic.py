@@ -1,5 +1,5 @@
-"""What a notebook shows when a %%ranks cell fails: the cell's own number, and advice for a cell. And that
-%%ranks is known in time.
+"""What a notebook prints when a %%ranks cell fails: the cell's own number, and advice for a cell. And that
+%%ranks is registered in time.
 """
 
 import io
@@ -39,7 +39,9 @@ def in_a_shell() -> tuple[str, ...]:
 
 
 def of_two_worlds(shell, first) -> str:
-    """What cells print that name no world, when a second world is made beside the first, and then closed."""
+    """What cells without a world's name print, when a second world is made beside the first, and
+    then closed.
+    """
     from helpers import World
 
     with redirect_stdout(io.StringIO()) as printed, World(1):
@@ -87,7 +89,7 @@ def test_what_is_no_cell_for_ranks_is_refused_in_a_sentence(messages):
 
 
 def test_a_kernel_that_was_restarted_says_which_cells_to_run():
-    """One of `three-axes lab`, whose startup file does no more than `import helpers`."""
+    """A kernel of `three-axes lab`, whose startup file only runs `import helpers`."""
     kernel = kernels.WithoutPorts()
     kernel.start_kernel(env=os.environ | {"PYTHONSTARTUP": str(find("data/jupyterlab/startup.py").resolve())})
     client = kernel.client()

@@ -1,4 +1,4 @@
-"""When a call is stopped whose ranks can never go on, by looks that are written down."""
+"""When a call is stopped whose ranks can never continue, with given looks instead of processes."""
 
 import itertools
 import time
@@ -17,7 +17,7 @@ MOVES, FINISHED = Look(0), Look(0, ended=True)
 
 
 class Ranks(SimpleNamespace):
-    """Processes whose ranks 0 and 1 are as the looks say, one after the other; rank 2 has finished."""
+    """Processes: ranks 0 and 1 return the given looks one after the other; rank 2 has finished."""
 
     def __init__(self, looks):
         super().__init__(calls=itertools.count(), processes=EVERYBODY, looks=iter(looks))
@@ -37,7 +37,7 @@ def at_once(monkeypatch):
 
 
 def found(looks):
-    """What is proven by the looks, and how many are left of them."""
+    """What is proven from the looks, and how many of them are left."""
     ranks = Ranks(looks)
     watched = standstill.Standstill(ranks, 1)
     while not watched.is_proven({2: ()}, None):

@@ -1,5 +1,5 @@
-"""A kernel as VS Code drives it: silent calls between the cells, nobody who answers widgets, and the stop
-button as a message. Of VS Code itself nothing runs here.
+"""A kernel as VS Code uses it: silent calls between the cells, nobody who answers widgets, and the stop
+button as a message. VS Code itself does not run here.
 """
 
 import sys
@@ -41,7 +41,7 @@ def client(tmp_path):
 
 
 def run(client, code: str, **how) -> tuple[dict, list[dict]]:
-    """The kernel's reply to a cell, and the messages that it sent meanwhile."""
+    """The kernel's reply to a cell, and the messages that it sent before."""
     sent = []
     asked = lambda message: pytest.fail(f"asked for input: {message}")
     hooks = dict(allow_stdin=True, stdin_hook=asked, output_hook=sent.append)

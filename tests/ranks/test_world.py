@@ -19,8 +19,8 @@ from helpers import World
 from helpers.ranks import memory, output, server
 from helpers.ranks.failure import RankError, RanksInterrupted
 
-# A limit in seconds is what the reader should see on an idle laptop; these tests must also pass on
-# a machine that runs several at once. tools/bench/peers.py measures.
+# A limit in seconds should hold for a reader on an idle laptop; these tests must also pass on a machine that
+# runs several at once. tools/bench/peers.py measures.
 SLACK = 5
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -54,7 +54,7 @@ def alive(pids) -> list[int]:
         except OSError:
             return "gone"
 
-    # A zombie has ended; whoever adopted it may take its time.
+    # A zombie has ended; the process that adopted it may be slow to notice.
     return [p for p in pids if state(p) not in ("Z", "X", "gone")]
 
 
@@ -67,7 +67,7 @@ def all_end(pids, within: float) -> bool:
 
 
 class Odd(Exception):
-    """Cannot be shown, nor made again from its one argument."""
+    """An exception that cannot be printed, nor made again from its only argument."""
 
     def __init__(self, a, b=None, *, notes=()):
         super().__init__(a)
@@ -110,7 +110,7 @@ def test_real_processes_with_one_thread_each(world):
 
 
 def test_a_world_starts_where_the_kernel_is(monkeypatch, tmp_path):
-    """In a folder that nobody may write to as well, and the kernel does not move for that."""
+    """Works in a folder without write permission too, and the kernel does not change its folder for that."""
     monkeypatch.setenv("LESSON", "six")
     monkeypatch.chdir(tmp_path)
     tmp_path.chmod(0o500)
@@ -167,7 +167,7 @@ def test_a_function_with_an_attribute_called_ops_can_travel(world):
 
 
 def test_nothing_goes_through_shared_memory(world):
-    """So a container with 64 MB of /dev/shm, or none, will do."""
+    """So a container with 64 MB of /dev/shm, or none, is enough."""
     used = lambda: sum(f.stat().st_size for f in Path("/dev/shm").glob("*"))
     before = used()
     world.run(lambda x: x * 2, torch.zeros(1_000_000))

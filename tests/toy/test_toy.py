@@ -52,7 +52,7 @@ def train(model, held, step):
 
 
 def same(name, whole, mine, tp=(0, 1)):
-    """Whether `mine` is what rank tp[0] of tp[1] should hold of the twin's `whole`."""
+    """Whether `mine` is the part that rank tp[0] of tp[1] should hold of the twin's `whole`."""
     if whole is None or mine is None:
         return whole is mine
     matrix = name.split(".")[-2]
@@ -75,7 +75,7 @@ def equals_the_twin(got, reference, tp=(0, 1)):
 
 
 def mean_losses(results):
-    """Of each step: each rank knows the loss of its share."""
+    """For each step: each rank has the loss of its own share."""
     return [sum(shares) / len(shares) for shares in zip(*(got[0] for got in results))]
 
 
