@@ -25,10 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MINUTES = {"--all": 60, "--gpu": 8}
 USUAL_MINUTES = 20
 ON_GPU = "THREE_AXES_TEST_GPU"  # environment variable of tests on this machine's GPUs: the number of GPUs
-MARK = (
-    "THREE_AXES_TEST",
-    str(uuid.uuid4()),
-)  # environment variable of every descendant of this run
+MARK = ("THREE_AXES_TEST", str(uuid.uuid4()))  # environment variable of every descendant of this run
 
 
 def left_behind() -> list[psutil.Process]:

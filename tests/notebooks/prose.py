@@ -1,5 +1,5 @@
-"""What `test_figures` compares the prose with: its figures, computed. It takes a while to import, so only
-the worker that runs these tests does so.
+"""The figures with which `test_figures` compares the prose, computed. The imports take a while, so only the
+worker that runs these tests imports this.
 """
 
 import math
@@ -75,7 +75,7 @@ assert B_RANKS["0"] == B_RANKS["1"] + 2 == B_RANKS["2"] + 2  # "two numbers furt
 DENSE = b5.program("dense")
 SCORED = [int((rows != DENSE["NOTHING"]).sum()) for rows in DENSE["batch"]()[1].chunk(2)]  # on each dp rank
 assert {int(log["timeout_ms"]) for log in WATCHDOG} == {30 * 60 * 1000}  # "half an hour"
-# For each drop, sentences whose figures no cell prints, with the figures put in by computing them.
+# For each drop, sentences whose figures no cell prints, with the computed figures inserted.
 KEPT = stage_memory(Job(LLAMA, seq_len=8192), Layout(tp=8), 0)
 FIRST_OF_FOUR = stage_memory(Job(LLAMA, seq_len=8192, global_batch=128), Layout(dp=2, tp=8, pp=4, zero=1), 0)
 FLIPPED = [float(cell.rstrip("%")) for row in d13.flips().rows for cell in row[3:]]
@@ -321,7 +321,7 @@ def what_drop_14_says_of_its_layouts():
 
 
 assert d07.UNIT == 0.030 and memory.OVERHEAD == 2e9
-# Sentences whose figures are somebody else's -> where they stand.
+# Sentences whose figures come from a publication -> where they are.
 PRIME_RL = "PrimeIntellect-ai/prime-rl, pull request 2418 (2026-05-05): GLM-4.5-Air, 64k tokens, 8 x H200"
 NEMO = "NVIDIA/NeMo, docs/source/performance/performance_long_sequence.md: speedup 1.07, 1.40 and 20.23"
 PUBLISHED = {
@@ -335,7 +335,7 @@ PUBLISHED = {
 }
 
 
-# Figures of the cards and of the teaching notes -> what they are, computed; None for a case that is made up.
+# Figures of the cards and of the teaching notes -> computed values; None for an invented case.
 OUTSIDE = {
     "16 GB": f"{sum(states(1e9).values()) / 1e9:.0f} GB",
     "1.13 TB": human(sum(states(LLAMA.params).values())),

@@ -1,4 +1,4 @@
-"""What drops 10 to 13 measure, record and compute beside their exercises."""
+"""What drops 10 to 13 measure, record and compute outside their exercises."""
 
 import json
 from dataclasses import asdict

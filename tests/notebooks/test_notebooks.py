@@ -26,7 +26,7 @@ FOURTEEN = sorted(FOLDER.glob("*.ipynb"))
 NOTEBOOKS = FOURTEEN + sorted((FOLDER / "beyond").glob("*.ipynb"))
 
 
-FORM: list[Callable] = []  # what the form of each notebook is held to
+FORM: list[Callable] = []  # the checks of each notebook's form
 
 
 def form(check: Callable) -> Callable:
@@ -75,7 +75,7 @@ def title_minutes_and_outcome_come_first(path, notebook):
 
 @form
 def it_is_framed(path, notebook):
-    """Minutes, place, links and closing cell are as `python -m tools.pages` writes them."""
+    """Minutes, place, links and closing cell are those that `python -m tools.pages` writes."""
     again = Course().frame(path, nbformat.read(path, as_version=4))
     assert [c.source for c in again.cells] == [c.source for c in notebook.cells]
 
@@ -97,7 +97,7 @@ def every_link_goes_to_what_it_names(path, notebook):
 
 
 def shown(cell) -> str:
-    """What a code cell's outputs say, but for a picture's words."""
+    """The text of a code cell's outputs, without the words of pictures."""
     said = (
         o.get("text") or o.data.get("text/plain", "")
         for o in cell.outputs
@@ -142,7 +142,7 @@ def the_parts_stand_in_their_order(path, notebook):
 
 
 def _names_used(function: CodeType) -> set[str]:
-    """The globals that a function asks for, and those of the functions in it."""
+    """The globals that a function uses, and those of the functions in it."""
     return {step.argval for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"}.union(
         *(_names_used(inner) for inner in function.co_consts if isinstance(inner, CodeType))
     )
@@ -181,7 +181,7 @@ def it_has_three_questions_and_each_names_what_teaches_it(path, notebook):
 
 @form
 def its_cards_name_what_teaches_them(path, notebook):
-    """The first three are asked when the notebook ends: a core must teach them, or its box."""
+    """The first three are asked at the end of the notebook: a core, or its box, must teach them."""
     mine = [card for card in cards.load() if card.drop == drop_number(path)]
     everywhere = sections(notebook.cells)
     core = sections(notebook.cells[: pages.at(notebook, "## Practice")])
@@ -191,7 +191,7 @@ def its_cards_name_what_teaches_them(path, notebook):
 
 
 def _words_in(node: ast.AST) -> Iterator[ast.Constant]:
-    """The constants that are written in an expression, but for keys."""
+    """The constants in an expression, except keys."""
     for part in ast.iter_child_nodes(node):
         if isinstance(part, ast.Constant):
             yield part

@@ -1,4 +1,4 @@
-"""Single changes to a solution, made by a program, to see that no check praises what nobody thought of."""
+"""Single changes to a solution, made by a program, to check that nothing unforeseen is praised."""
 
 import ast
 import inspect
@@ -21,11 +21,11 @@ COMPARISONS = (
     (ast.Is, ast.IsNot),
 )
 OTHER = {one: other for pair in OPERATORS + COMPARISONS for one, other in (pair, pair[::-1])}
-LARGE = 64  # numbers of a tensor, or the number itself, above which a result is doubled
+LARGE = 64  # numbers of a tensor, or a number, above which a result is doubled
 
 
 def changed(function: Callable, most: int, seed: int) -> Iterator[tuple[str, Callable]]:
-    """(what was changed, the changed function): at most so many of all that can be made, drawn at random."""
+    """(description, changed function): at most so many of all possible changes, drawn at random."""
     chance = random.Random(seed)
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     ways = list(_ways(tree))
@@ -37,7 +37,7 @@ def changed(function: Callable, most: int, seed: int) -> Iterator[tuple[str, Cal
 
 
 def doubled(function: Callable) -> Callable:
-    """The function, whose result is twice as large where it is large; without one, its first argument."""
+    """The function, with its result doubled where it is large; without a result, its first argument."""
 
     def twice(value):
         if isinstance(value, torch.Tensor):
@@ -61,7 +61,7 @@ def doubled(function: Callable) -> Callable:
 
 
 def _ways(tree: ast.Module) -> Iterator[tuple[int, str, Callable[[ast.AST], None]]]:
-    """(which node of the walk, what is changed in words, what changes the node in place), for each."""
+    """(number of the node in the walk, description, a function that changes the node in place), for each."""
     for at, node in enumerate(ast.walk(tree)):
         for what, change in _changes(node):
             yield (

@@ -9,7 +9,7 @@ from helpers.practice.engine import compiled
 
 
 def edited(solution: Callable, edit: str) -> Callable:
-    """The solution, `changed` by an edit; or the function that stands in its place, from 'def' on."""
+    """The solution, `changed` by an edit; or the function that replaces it, from 'def' on."""
     if edit.startswith("def "):
         return compiled(edit, solution)
     return compiled(changed(textwrap.dedent(inspect.getsource(solution)), edit, solution.__name__), solution)

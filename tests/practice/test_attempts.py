@@ -1,11 +1,10 @@
-"""What a reader is told of natural attempts: `attempts.csv` has, for each exercise, changes to its solution
-that are none of its own edits, and what the check says. No mistake passes, none is given a name that is not
-its own, most have one; and what is right, though written otherwise, passes.
+"""The answers to natural attempts. `attempts.csv` has, for each exercise, changes to its solution that are
+not among its own edits, and the answer of the check. No mistake passes, none gets a wrong name, most get a
+name; and right attempts that are written differently pass.
 
-change: as an edit of an exercise, `text => other text`; several are parted by ` & `, and ⏎ ends a line. Or a
-whole function, where it is written in another way than the solution.
-told: the mistake's name; (observed) where the check says what it saw, and no name; (crashed) where it gives
-the ranks' own report; (right).
+change: like an edit of an exercise, `text => other text`; several are separated by ` & `, and ⏎ ends a line.
+Or a whole function, if it is written differently from the solution. told: the mistake's name; (observed) if
+the check describes what it observed, without a name; (crashed) if it gives the ranks' own report; (right).
 """
 
 import csv
@@ -22,9 +21,9 @@ pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("judges_share_worlds")]
 
 with open(Path(__file__).with_name("attempts.csv"), encoding="utf-8") as f:
     ROWS = [tuple(row.values()) for row in csv.DictReader(f)]
-# Names for what is seen and not recognised.
+# Names for descriptions of what was observed.
 OBSERVED = ("another ", "other ")
-# What these are asked about is measured on ranks.
+# For these, ranks measure what the attempt is called with.
 MEASURED = ("d01.fingerprints", "d10.cheapest", "d11.placing")
 ON_PAPER = {
     name: [(change, expected) for of, change, expected in ROWS if of == name]
@@ -34,7 +33,7 @@ ON_PAPER = {
 
 
 def told(answer) -> str:
-    """What a row says of an answer."""
+    """What a row has for an answer."""
     if answer is None or answer.kind == "right":
         return "(right)"
     if answer.misconception and not answer.misconception.startswith(OBSERVED):
@@ -43,13 +42,13 @@ def told(answer) -> str:
 
 
 def is_told(answer, expected: str) -> bool:
-    """A row may also have one of the names for what is seen."""
+    """A row may also have one of the names for descriptions."""
     return expected in (told(answer), answer and answer.misconception)
 
 
 def cases():
-    """All rows, one in fifteen of them in `make test-all`: `make attempts` and the weekly workflow run all.
-    What needs no ranks has all its rows in the test below.
+    """All rows, but only one in fifteen in `make test-all`: `make attempts` and the weekly workflow run all.
+    The test below runs all rows of exercises that need no ranks.
     """
     for i, (name, change, expected) in enumerate(ROWS):
         mark = pytest.mark.exhaustive if i % 15 else pytest.mark.slow
@@ -58,7 +57,7 @@ def cases():
 
 @pytest.mark.parametrize("name, change, expected", list(cases()))
 def test_an_attempt_is_told_what_the_table_says(name, change, expected, monkeypatch):
-    monkeypatch.setattr(b4.cells, "_deals", [0])  # a wrong diagnosis deals the ranks anew
+    monkeypatch.setattr(b4.cells, "_deals", [0])  # after a wrong diagnosis the roles of the ranks change
     answer = EXERCISES[name].check(edited(EXERCISES[name].reference, change))
     assert (answer.kind == "right") == (expected == "(right)") and is_told(answer, expected), answer
 
@@ -66,7 +65,7 @@ def test_an_attempt_is_told_what_the_table_says(name, change, expected, monkeypa
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_PAPER)
 def test_attempts_at_what_needs_no_ranks_are_told_the_same_without_them(name):
-    """What crashes, or calls the course's own code, is asked on a rank."""
+    """Attempts that crash, or call the course's own code, run on a rank."""
     exercise = EXERCISES[name]
     does, observe = next(exercise.worlds())
     for change, expected in ON_PAPER[name]:

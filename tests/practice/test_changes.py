@@ -1,5 +1,6 @@
-"""No check praises what does something else: each solution with single changes that a program makes. What is
-praised does the same as the solution on all inputs of the check, or it is one of several right ways.
+"""No check praises an attempt that does something else, for single changes to each solution that a program
+makes. A praised change does the same as the solution on all inputs of the check, or is one of several right
+ways.
 """
 
 from collections import Counter
@@ -15,12 +16,12 @@ from helpers.practice.runs import alike
 pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("judges_share_worlds")]
 
 QUICK, ALL = 3, 40  # changes of each exercise: by `make test-all`, and by `make attempts`
-EXACT = 1e-9  # relative; for what is computed in float32 the usual tolerance
+EXACT = 1e-9  # relative; for values computed in float32 the usual tolerance is used
 JUDGED = {name: one for name, one in EXERCISES.items() if isinstance(one, Compared)}
 
 
 def is_the_same(exercise: Compared, attempt) -> bool:
-    """True where an attempt gives the solution's values, and gradients, in each try."""
+    """Whether an attempt gives the solution's values, and gradients, in each try."""
     for does, observe in exercise.worlds():
         run, truth = observe(attempt), does("")
         if run.error or exercise._form(run, truth) or run.parts_from(truth, alike):
@@ -33,7 +34,7 @@ def is_the_same(exercise: Compared, attempt) -> bool:
     "most", [pytest.param(QUICK, marks=pytest.mark.slow), pytest.param(ALL, marks=pytest.mark.exhaustive)]
 )
 def test_no_check_praises_what_does_something_else(name, most, monkeypatch):
-    monkeypatch.setattr(b4.cells, "_deals", [0])  # a wrong diagnosis deals the ranks anew
+    monkeypatch.setattr(b4.cells, "_deals", [0])  # after a wrong diagnosis the roles of the ranks change
     exercise, told, praised = JUDGED[name], Counter(), []
     for what, attempt in changes.changed(exercise.reference, most, seed=1):
         answer = exercise.check(attempt)

@@ -1,4 +1,4 @@
-"""The defence of a plan, drop 14's: its answers, its page."""
+"""The defence of a plan in drop 14: its answers and its page."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A reader's schedule: what is said about it."""
+"""The answers to a reader's own schedule."""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""The engine of exercises by itself: what it reads, runs and compares; what it says of what nobody knows."""
+"""The engine of exercises by itself: what it reads, runs and compares, and its answers to unknown
+mistakes.
+"""
 
 from collections import namedtuple
 from functools import partial

@@ -1,5 +1,5 @@
 """Every exercise: its solution passes, an empty attempt is not started, and each known mistake, made as an
-edit of the solution, is told its own name and no other's.
+edit of the solution, gets its own name and no other's.
 """
 
 import ast
@@ -38,7 +38,7 @@ WITH_EDITS = {name: one for name, one in EXERCISES.items() if isinstance(one, Co
 
 
 def empty(exercise):
-    """A function with the arguments that an exercise wants, and nothing in it."""
+    """A function with the arguments that an exercise requires, and an empty body."""
     names = list(inspect.signature(exercise.reference).parameters)
     made = {}
     exec(f"def attempt({', '.join(names)}):\n    'Documented.'\n    ...", made)
@@ -66,7 +66,7 @@ def test_the_solution_passes(exercise):
 
 
 def stubs() -> dict[str, str]:
-    """'d02.ring' -> the docstring under the def line that the notebook gives."""
+    """'d02.ring' -> the docstring in the notebook's def of the function."""
     said = {}
     for path in notebooks():
         module = module_of(drop_number(path)).rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""How long an attempt may take, and what is said where it takes longer: a busy machine is no mistake."""
+"""How long an attempt may take, and the answer if it takes longer: a busy machine is not a mistake."""
 
 import os
 import subprocess
@@ -126,7 +126,7 @@ def test_twenty_thousand_prints_are_no_loop_without_an_end(capsys):
 
 @pytest.fixture(scope="module")
 def busy():
-    """As many processes that compute as there are cores."""
+    """One computing process for each core."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())]
     yield
     for loop in loops:

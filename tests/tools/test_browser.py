@@ -1,7 +1,7 @@
 """The reader's path in a real browser: JupyterLab as `make lab` starts it, and a headless Chromium that
-clicks and types. What a page shows without a kernel, and in the dark, is in test_browser_stored.py.
+clicks and types. What a page displays without a kernel, and in the dark, is tested in test_browser_stored.py.
 
-Where no Chromium is found these tests are skipped, and say so. .ci/run installs one.
+If no Chromium is found, these tests are skipped with a message. .ci/run installs one.
 """
 
 import inspect
@@ -55,7 +55,7 @@ def _write(file: Path, content: dict) -> None:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """The address of a JupyterLab over the reader's copies, and the folder it keeps its files in."""
+    """The address of a JupyterLab over the reader's copies, and the folder in which it keeps its files."""
     folder = tmp_path_factory.mktemp("lab")
     for name, content in SETTINGS.items():
         _write(folder / "settings" / f"{name.replace(':', '/')}.jupyterlab-settings", content)
@@ -116,7 +116,7 @@ class Notebook:
         self.wait_for_kernel()
 
     def wait_for_kernel(self) -> None:
-        """Until it is connected and has nothing to do."""
+        """Wait until the kernel is connected and idle."""
         self.page.wait_for_function(
             """() => { const kernel = window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel
             return kernel && kernel.connectionStatus == 'connected' && kernel.status == 'idle' }""",
@@ -126,7 +126,7 @@ class Notebook:
         self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.info")
 
     def _command(self, name: str) -> None:
-        """What an entry of the menu does; returns when it has ended."""
+        """Choose an entry of the menu; returns when its action has ended."""
         self.page.evaluate(
             "name => { window.ended = false; window.jupyterapp.commands.execute(name).finally(() =>"
             " window.ended = true) }",
@@ -166,14 +166,14 @@ class Notebook:
         return self.page.locator(".jp-CodeCell", has_text=text).last
 
     def write(self, cell, code: str) -> None:
-        """Put code into a cell in place of what is there, and run it with Shift+Enter."""
+        """Replace the code of a cell, and run it with Shift+Enter."""
         cell.locator(".cm-content").click()
         self.page.keyboard.press("Control+A")
         self.page.keyboard.insert_text(code)
         self.page.keyboard.press("Shift+Enter")
 
     def close(self) -> None:
-        """End its kernel, and put it away unsaved."""
+        """End its kernel, and close it without saving."""
         self.page.evaluate("""async () => { const panel = window.jupyterapp.shell.currentWidget
             await panel.sessionContext.shutdown(); panel.dispose() }""")
 
@@ -346,7 +346,7 @@ def test_training_as_it_goes_a_card_and_the_final(notebook):
     front, question = card.inner_text(), card.locator("b").first.inner_text()
 
     def press(button, until) -> None:
-        """Click until it shows: a widget may be there before it listens."""
+        """Click until it has an effect: a widget may be displayed before it listens."""
         for _ in range(20):
             page.get_by_role("button", name=button, exact=True).click()
             page.wait_for_timeout(1500)

@@ -1,5 +1,5 @@
-"""Notebooks as they are stored, in JupyterLab without a kernel and with its dark theme: all that a cell shows
-can be read, and no widget is missed.
+"""Notebooks as they are stored, in JupyterLab without a kernel and with its dark theme: all outputs of a cell
+are readable, and no widget is missing.
 """
 
 import shutil
@@ -11,7 +11,7 @@ from helpers.draw.picture import INK
 from helpers.practice.books import notebooks
 
 WITHOUT_KERNEL = {"shouldStart": False, "autoStartDefault": False}
-# What cannot be read or is not there in the outputs of the open notebook. Contrast is WCAG's, at least 4.5.
+# What is not readable, or missing, in the outputs of the open notebook. Contrast is WCAG's, at least 4.5.
 TROUBLE = """async ink => {
   const linear = v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4
   const light = c => c.map((v, i) => [.2126, .7152, .0722][i] * linear(v / 255)).reduce((a, b) => a + b)

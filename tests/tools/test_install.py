@@ -1,5 +1,5 @@
-"""The reader's copies of the drops. A wheel in fresh environments, each command from an empty folder. Where
-`make` takes torch from. Nothing is fetched from any network.
+"""The reader's copies of the drops. A wheel in fresh environments, each command in an empty folder. From
+where `make` installs torch. Nothing is fetched from a network.
 """
 
 import functools
@@ -108,7 +108,9 @@ def wheel(tmp_path_factory) -> Path:
 
 
 def environment(folder: Path, wheel: Path, packages: Path) -> Path:
-    """A fresh environment with the wheel and with what lies in `packages`. Returns its folder of commands."""
+    """A fresh environment with the wheel and with the packages of `packages`. Returns its folder of
+    commands.
+    """
     python = bare(folder, packages) / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]
     installed = run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)
@@ -117,7 +119,7 @@ def environment(folder: Path, wheel: Path, packages: Path) -> Path:
 
 
 def bare(folder: Path, packages: Path) -> Path:
-    """A fresh environment that has what lies in `packages`, and nothing of the course."""
+    """A fresh environment with the packages of `packages`, without the course."""
     venv.create(folder, with_pip=False)
     (own,) = folder.glob("lib/python*/site-packages")
     (own / "others.pth").write_text(f"{packages}\n")
@@ -150,7 +152,7 @@ SIZING = {
     "verify": ("--help", "of the optimizer, then the job ends"),
 }
 COURSE = {"doctor": ("1", "1 ok"), "class": (f"collect {ROOT / 'data' / 'incidents'}", "0 students")}
-# What makers run by its module, `python -m three_axes.run …`.
+# Modules for makers, run with `python -m three_axes.run …`.
 MODULES = {
     "helpers.train --steps 2 --hidden 32 --seq-len 16 --batch 8": "2 steps under",
     "tools.printables cards cheatsheet worksheets": "19 pages to print",
@@ -226,7 +228,7 @@ def test_every_command_is_tried_from_a_wheel():
 
 
 def accepts_connections(port: int) -> None:
-    """Until it does: a server says its address a little earlier."""
+    """Wait until it does: a server prints its address a little earlier."""
     for _ in range(600):
         try:
             return create_connection(("localhost", port)).close()
@@ -268,7 +270,7 @@ def test_the_lab_of_a_wheel_has_the_readers_copies_and_a_kernel_that_knows_the_c
 
 @pytest.mark.slow
 def test_a_wheel_beside_a_notebook_is_found_by_its_first_cell(wheel, tmp_path):
-    """Where nothing of the course is installed, and no network is asked."""
+    """In an environment without the course, and without asking a network."""
     commands = bare(tmp_path / "venv", PACKAGES)
     shutil.copy(wheel, tmp_path)
     cell = colab.setup_of(colab.UNNAMED, "..").replace('!"{sys.exec', "raise SystemExit('installed') #")
@@ -307,7 +309,7 @@ def test_what_the_documents_say_installs_the_course(name, command, tmp_path):
 
 @pytest.fixture
 def index(tmp_path) -> Path:
-    """A folder that plays PyTorch's index: it has a torch of no content."""
+    """A folder in place of PyTorch's index, with an empty torch."""
     folder = tmp_path / "index" / "torch"
     folder.mkdir(parents=True)
     name, info = "torch-2.13.0+cpu-py3-none-any.whl", "torch-2.13.0+cpu.dist-info"

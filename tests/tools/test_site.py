@@ -1,4 +1,6 @@
-"""The site: its frames against the simulator, every link, what stays folded, a browser at three widths."""
+"""The site: its frames against the simulator, every link, which parts stay folded, a browser at
+three widths.
+"""
 
 import itertools
 import json
@@ -38,7 +40,7 @@ WIDTHS = {
 
 
 def decoded(text: str, chunks: int) -> list[tuple[str, str, float, float]]:
-    """What site.js reads from a rank's text."""
+    """The operations that site.js reads from a rank's text."""
     row, free = [], 0
     for idle, kind, label in re.findall(r"(?:\.(\d+))?([FBIW])(\d+'*)", text):
         start = free + int(idle or 0)
@@ -259,7 +261,7 @@ def chromium():
 
 @pytest.fixture
 def visit(chromium, site):
-    """visit(page) opens a page on a laptop; whatever goes wrong in it fails the test."""
+    """visit(page) opens a page on a laptop; any error in the page fails the test."""
     wrong, contexts = [], []
 
     def opened(name: str):

@@ -1,4 +1,4 @@
-"""Checkpoints and metrics that are no longer what was saved: nothing is read in silence."""
+"""Checkpoints and metrics that have changed since they were saved are never read without a message."""
 
 import json
 import os
@@ -20,7 +20,7 @@ KINDS = "truncated", "flipped", "emptied", "missing", "zeros", "a pipe", "of an 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two runs of two ranks, of another seed each, with checkpoints at steps 2 and 4."""
+    """Two runs of two ranks, with different seeds, with checkpoints at steps 2 and 4."""
     made = []
     for seed in "01":
         run = tmp_path_factory.mktemp(f"seed{seed}") / "run"
@@ -45,7 +45,7 @@ def harm(run: Path, other: Path, kind: str, name: str, chance: random.Random) ->
         file.write_bytes(b"")
     elif kind == "missing":
         file.unlink()
-    elif kind == "a pipe":  # whoever opens it waits until somebody writes
+    elif kind == "a pipe":  # a process that opens it waits until somebody writes
         file.unlink()
         os.mkfifo(file)
     elif kind == "zeros":
@@ -74,7 +74,7 @@ def test_every_damage_is_found_and_the_file_named(runs, tmp_path, kind, name, se
     (sentence,) = said
     assert sentence.startswith(f"{run / LAST} is damaged. ")
     assert sentence.endswith(f"it is put aside as {LAST}.damaged") and "\n" not in sentence
-    if name != train.SUMS:  # a list of digests that is damaged may name any file
+    if name != train.SUMS:  # a damaged list of digests may name any file
         assert f"damaged. {name}: " in sentence
     assert train.checkpoints(run) == [run / BEFORE]
 

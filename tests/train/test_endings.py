@@ -1,4 +1,4 @@
-"""How a run of helpers.train ends otherwise: killed, out of disk. And checkpoints in the background."""
+"""Runs of helpers.train that are killed or have a full disk. And checkpoints in the background."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def pair():
 
 
 def test_a_checkpoint_in_the_background_is_of_the_step_that_began_it(pair, tmp_path):
-    """Training goes on for two steps before the checkpoint gets its name."""
+    """Training continues for two steps before the checkpoint gets its name."""
 
     def train_on(config):
         trainer, may_end = Trainer(config), threading.Event()
@@ -157,7 +157,7 @@ def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_killed_runs_go_on_under_other_layouts(tmp_path):
-    """Three of `tests/kills.py`'s; it runs as many as one likes."""
+    """Three runs of `tests/kills.py`, which runs as many as one likes."""
     chance = random.Random(1)
     run = tmp_path / "run"
     for whom, number, moment in (

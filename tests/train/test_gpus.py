@@ -1,5 +1,5 @@
-"""GPUs, on machines that have none: decisions by themselves, and everything else with stand-ins
-(tests/standin). What is marked gpu runs on a real GPU as well, `make test-gpu`, where four ranks share it.
+"""GPUs, on machines without any: decisions by themselves, and everything else with stand-ins (tests/standin).
+Tests marked gpu also run on a real GPU, which four ranks share (`make test-gpu`).
 """
 
 import hashlib
@@ -88,7 +88,7 @@ def test_one_sentence_says_what_ranks_have(ranks, gpus, sentence):
 
 @pytest.fixture
 def with_gpus(monkeypatch):
-    """Have this process believe in n GPUs, an NCCL of some version, and another one that is installed."""
+    """Make this process believe in n GPUs, an NCCL of some version, and another NCCL that is installed."""
 
     def believe(n: int, version: tuple[int, ...], newer: str | None = None):
         monkeypatch.setattr(devices, "gpus", lambda: n)
@@ -219,8 +219,8 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(monkeypatch, capsys):
 
 @pytest.fixture(scope="session")
 def standin():
-    """Environment of a process that believes in n GPUs; for `make test-gpu` of one that sees this machine's
-    first. Stand-ins are compiled once for each PyTorch.
+    """Environment of a process that believes in n GPUs; for `make test-gpu`, of one that sees this machine's
+    first GPU. Stand-ins are compiled once for each PyTorch.
     """
     environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     return this_machine(environ) if REAL else with_standins(environ)
@@ -262,7 +262,7 @@ def with_standins(environ: dict[str, str]):
 
 
 def python(*arguments: str, environ: dict) -> tuple[str, str]:
-    """What a Python prints, to standard output and to standard error."""
+    """What a Python process prints, to standard output and to standard error."""
     how = dict(cwd=HERE.parent, env=environ, capture_output=True, text=True, timeout=300)
     ran = subprocess.run([sys.executable, *arguments], **how)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -509,7 +509,7 @@ TORCHRUN = "-m torch.distributed.run --nproc-per-node 2".split()
 
 
 def launched(*words: str, environ: dict) -> subprocess.CompletedProcess:
-    """What torchrun prints of two ranks that run these words."""
+    """What torchrun prints when two ranks run these words."""
     how = dict(cwd=HERE.parent, env=environ, capture_output=True, text=True, timeout=300)
     ran = subprocess.run([sys.executable, *TORCHRUN, *words], **how)
     print(ran.stdout, ran.stderr[-2000:], sep="\n")
@@ -533,8 +533,8 @@ def test_launched_ranks_that_cannot_share_are_refused_and_train_on_the_cpu(stand
     assert on_cpu.returncode == 0 and "2 steps under dp 2" in on_cpu.stderr, on_cpu.stderr
 
 
-# A job of somebody's own: two layers under DDP, then under FSDP2, two steps each. A word on the command line
-# plants a fault: rank 1 begins with another norm.
+# A user's job: two layers under DDP, then under FSDP2, two steps each. A word on the command line makes it
+# wrong: rank 1 begins with a different norm.
 A_JOB = """
 import sys
 import torch

@@ -1,4 +1,4 @@
-"""Training that begins in a notebook, drop 14's, on the ranks of this machine."""
+"""Training that is started in a notebook, as in drop 14, on the ranks of this machine."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ def test_accelerate_trains_the_same_model_to_the_same_loss():
 
 @pytest.mark.slow
 def test_accelerate_shards_over_gpus():
-    """Its state is told that these CPU ranks are GPUs, so that what it would do there runs here."""
+    """Its state claims that these CPU ranks are GPUs, so that the code for GPUs runs here."""
 
     def on_gpus(config, steps):
         from accelerate import PartialState

@@ -74,7 +74,9 @@ def test_a_note_that_says_nothing_does_no_harm(tmp_path, content):
 
 
 def test_on_two_hosts_that_share_the_folder(holder, aside, tmp_path):
-    """The other host is namespaces here: its own name, process numbers and network, and one file system."""
+    """Namespaces take the place of another host: its own name, process ids and network, and a
+    shared file system.
+    """
     far = unshared("--uts --pid --net --fork --kill-child", "hostname far")
     holder(*far, "sh", "-c", 'hostname far; exec "$@"', "sh")
     code, _, err = aside(main_of, tmp_path / "run", "--steps", "2")
@@ -108,10 +110,10 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path):
         going.wait(30)
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert ranks and not alive
-    last = int(train.checkpoints(run)[-1].name[5:])  # it goes on under another layout
+    last = int(train.checkpoints(run)[-1].name[5:])  # it continues with another layout
     third = subprocess.run([*start, "--steps", str(last + 2)], timeout=120, **quiet)
     assert third.returncode == 0, third.stderr
-    # Rank 0 was killed and left its note, or had heard that rank 1 was gone and took it away.
+    # Rank 0 was killed and left its note, or had noticed that rank 1 was dead and removed it.
     assert f"going on from step-{last:06d}, the last complete checkpoint" in third.stderr
     assert "(written under dp 1 · tp 1 · pp 2)" in third.stderr
     assert not list(run.glob("*.unfinished"))

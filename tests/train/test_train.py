@@ -1,4 +1,4 @@
-"""The real sharded training: every layout is the twin, and it goes on under any other."""
+"""The real sharded training: every layout equals the twin, and continues with any other layout."""
 
 import io
 import itertools
@@ -66,7 +66,7 @@ def eight(worlds):
 
 @cache
 def twin_of(layers: int) -> list[float]:
-    """The losses of 20 steps of the same model in this process, with nothing but torch."""
+    """The losses of 20 steps of the same model in this process, with plain torch."""
     return d14.twin(replace(SMALL, layers=layers), SMALL.steps)
 
 
@@ -123,7 +123,7 @@ def test_half_precision_follows_the_twin_from_afar(eight, twin):
 
 
 def go_on(config: Config, steps: int):
-    """On a rank: what is said of the checkpoint, and the losses of so many steps, saved behind the last."""
+    """On a rank: the lines about the checkpoint, and the losses of so many steps; saves after the last."""
     trainer, said = Trainer(config), []
     trainer.resume(said.append)
     losses = [trainer.step()["loss"] for _ in range(steps)]
@@ -153,7 +153,7 @@ def test_it_goes_on_under_other_layouts_and_numbers_of_ranks(worlds, twin, tmp_p
         before = f"(written under {small(**{'dp': 1} | choice).layout})"
 
 
-# -- what cannot be ------------------------------------------------------------------------------
+# -- options that cannot work --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def trained(tmp_path_factory):
 
 
 def main_of(run: Path, *options: str) -> tuple[int, str, str]:
-    """What the command of one process returns and prints, in this process."""
+    """What the command for one process returns and prints, run in this process."""
     out, err = io.StringIO(), io.StringIO()
     sizes = ["--hidden", "32", "--seq-len", "16", "--batch", "8", "--out", str(run)]
     try:
@@ -311,8 +311,8 @@ def test_ranks_agree_on_an_attempt_whatever_dead_ones_left():
 
 
 def unshared(kind: str, what: str) -> list[str]:
-    """A command that runs others in a namespace of their own; where this system does not permit that, or what
-    is to be done there, the test is skipped.
+    """A command that runs others in a namespace of their own. The test is skipped if this system does not
+    permit that, or the commands that the test needs.
     """
     for way in (["unshare", *kind.split()], ["unshare", "--user", "--map-root-user", *kind.split()]):
         tried = [*way, "sh", "-c", what]
