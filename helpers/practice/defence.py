@@ -268,6 +268,6 @@ class Defence:
         )
 
     def _repr_html_(self) -> str:
-        told = self.answers.items()
-        answers = "".join(f"<li style='margin:.3em 0'><b>{escape(q)}</b> {escape(a)}</li>" for q, a in told)
+        pairs = self.answers.items()
+        answers = "".join(f"<li style='margin:.3em 0'><b>{escape(q)}</b> {escape(a)}</li>" for q, a in pairs)
         return f"<b>{escape(str(self.layout))}</b>: {escape(self.estimate.summary())}<ol>{answers}</ol>"

@@ -53,11 +53,11 @@ def _operation(rank: int, text, order: Sequence, m: int) -> Op:
         )
     if int(parsed[2]) < m:
         return Op(parsed[1], int(parsed[2]), rank)
-    said = f"rank {rank}: {text} is of microbatch {int(parsed[2])}, but there are {m}, from 0 to {m - 1}."
+    sentence = f"rank {rank}: {text} is of microbatch {int(parsed[2])}, but there are {m}, from 0 to {m - 1}."
     if not any(isinstance(t, str) and t[1:] == "0" for t in order):
-        raise Illegal(said, "microbatches counted from 1")
+        raise Illegal(sentence, "microbatches counted from 1")
     raise Illegal(
-        f"{said} A warm-up has at most m forwards, and after it only the rest of the m is left.",
+        f"{sentence} A warm-up has at most m forwards, and after it only the rest of the m is left.",
         "a forward too many",
     )
 

@@ -73,8 +73,8 @@ class Answer:
             f"<li>{escape(w)}: <b>{escape(r)}</b>{f' (target {escape(t)})' if t else ''}</li>"
             for w, r, t in self.figures
         )
-        said, link = map(escape, self.next)
-        onward = f'<a href="{link}">{said}</a>' if link else said
+        sentence, link = map(escape, self.next)
+        onward = f'<a href="{link}">{sentence}</a>' if link else sentence
         colour = COLOURS.get(self.kind, "#767676")
         return (
             f'<div style="border-left:4px solid {colour};padding:.3em .9em;margin:.3em 0">'
@@ -159,12 +159,12 @@ class Exercise:
             )
         if _is_empty(attempt):
             if _says_something(attempt):
-                said = "Your function ends without `return`: what stands there alone is lost."
-                return wrong("nothing returned", said)
+                sentence = "Your function ends without `return`: what stands there alone is lost."
+                return wrong("nothing returned", sentence)
             return Answer("not started", f"Write the body of {attempt.__name__}, and run this cell again.")
         if helped := names_in(attempt).intersection(self.without):
-            said = f"`{min(helped)}` does it for you. Here write it without."
-            return wrong("the course's code does the work", said)
+            sentence = f"`{min(helped)}` does it for you. Here write it without."
+            return wrong("the course's code does the work", sentence)
         try:
             with _few_lines():
                 answer = self.verdict(attempt)
@@ -175,8 +175,8 @@ class Exercise:
         except NotCounted as e:
             answer = Answer("not counted", str(e))
         if answer.helped:
-            said = f"It calls the course's own `{answer.helped}`, so it is not counted."
-            answer.text = f"{answer.text} {said}"
+            sentence = f"It calls the course's own `{answer.helped}`, so it is not counted."
+            answer.text = f"{answer.text} {sentence}"
         if answer.kind == "not counted" or answer.helped or attempt is self.reference:
             return answer
         passed.note(self.name, None if answer.kind == "right" else answer.misconception or answer.kind)
@@ -326,10 +326,10 @@ def stopped(error: RankError) -> Answer | None:
         return None
     printed = max(_lines(s.said) for s in error.seen)
     if printed > PRINTS:
-        said = f"A rank printed {printed:,} lines, and printing takes time. Print less, or on one rank only."
+        text = f"A rank printed {printed:,} lines, and printing takes time. Print less, or on one rank only."
     else:
-        said = "Does every loop of yours end?"
-    return Answer("crashed", f"{said}\n\n{error.report}")
+        text = "Does every loop of yours end?"
+    return Answer("crashed", f"{text}\n\n{error.report}")
 
 
 def _too_small(error: RankError) -> Answer | None:
@@ -338,24 +338,24 @@ def _too_small(error: RankError) -> Answer | None:
         sizes = re.search(r"preamble\.length <= op\.nbytes\. (\d+) vs (\d+)", status.said)
         if sizes and status.exit is not None and status.box and status.box["op"] == "recv":
             came, had = (int(size) for size in sizes.groups())
-            said = (
+            sentence = (
                 f"A message of {came:,} bytes came for a buffer of {had:,}. The buffer needs the size and the"
                 " type of what comes; torch.empty makes float32."
             )
-            return Answer("crashed", f"{said}\n\n{error.report}", "a buffer too small")
+            return Answer("crashed", f"{sentence}\n\n{error.report}", "a buffer too small")
     return None
 
 
-def _lines(said: str) -> int:
+def _lines(printed: str) -> int:
     """How many lines a rank has printed, with those that were left out."""
-    left_out = output.LEFT_OUT.search(said)
-    return said.count("\n") + (int(left_out[1].replace(",", "")) if left_out else 0)
+    left_out = output.LEFT_OUT.search(printed)
+    return printed.count("\n") + (int(left_out[1].replace(",", "")) if left_out else 0)
 
 
 def crashed(error: RankError) -> Answer:
     """The ranks' own report, and what to do, if that is known."""
-    if said := stopped(error) or _too_small(error):
-        return said
+    if answer := stopped(error) or _too_small(error):
+        return answer
     raised = [seen.error for seen in error.seen if seen.error and not seen.error.aborted]
     for pattern, name, advice in CRASHES:
         if any(re.search(pattern, f"{one.type}: {one.message}") for one in raised):
@@ -511,18 +511,18 @@ class _Unchosen:
     option is chosen.
     """
 
-    said = "You have not predicted yet. Choose an answer, then see what was found."
+    sentence = "You have not predicted yet. Choose an answer, then see what was found."
 
     def __init__(self, prediction: Prediction, answer: Callable[[], _Text]):
         self.prediction, self.answer = prediction, answer
 
     def __repr__(self) -> str:
-        return f"{self.said}\n{self.prediction}"
+        return f"{self.sentence}\n{self.prediction}"
 
     def _repr_mimebundle_(self, **_):
         import ipywidgets as widgets
 
-        under = widgets.HTML(escape(self.said))
+        under = widgets.HTML(escape(self.sentence))
 
         def chosen(option: str) -> None:
             self.prediction.choose(option)

@@ -63,5 +63,5 @@ def after(exercise: str, module: str, unread: bool = False) -> tuple[str, str]:
     if not ends_lesson and (left := unsolved(drop, done)):
         return f"Next in this drop: {left[0]}.", ""
     there = next_drop(done)
-    said = f"{where(done)}. " if passed.is_kept() else ""
-    return f"{said}Next: drop {drop_number(there)}.", link(there, at)
+    sentence = f"{where(done)}. " if passed.is_kept() else ""
+    return f"{sentence}Next: drop {drop_number(there)}.", link(there, at)

@@ -80,7 +80,7 @@ def read_progress(path: Path) -> Done:
         known = done.cards.items()
         done.cards = {front: (int(n), str(date.fromisoformat(day))) for front, (n, day) in known}
         done.asked = {front: str(date.fromisoformat(day)) for front, day in done.asked.items()}
-        done.quiz = {plain(story): [bool(right) for right in told] for story, told in done.quiz.items()}
+        done.quiz = {plain(story): [bool(right) for right in answers] for story, answers in done.quiz.items()}
     except (TypeError, AttributeError, ValueError):
         raise ValueError(f"{plain(path)} is no progress file of this course") from None
     return done

@@ -42,8 +42,8 @@ def here(drop: str) -> None:
     before = next((other for other in reversed(done.left) if other in known), None)
     for exercise in _of(before).values() if before else ():
         for name in [*getattr(done.exercises.get(exercise.name), "mistakes", {})][-1:]:
-            said = f"last time, drop {before}, {exercise.name}: {name}. {exercise.advice(name)}"
-            print(textwrap.fill(said, 100, subsequent_indent="    ", break_on_hyphens=False))
+            sentence = f"last time, drop {before}, {exercise.name}: {name}. {exercise.advice(name)}"
+            print(textwrap.fill(sentence, 100, subsequent_indent="    ", break_on_hyphens=False))
     for name in _still_run() if passed.is_kept() else ():
         print(f"{name} still runs, and its ranks hold memory. Its menu Kernel, Shut Down Kernel, ends both.")
     begun = drop, str(date.today())

@@ -227,15 +227,15 @@ class Quiz:
 
     def answer(self, number: int, option: str) -> str:
         """Answer question 1, 2, …; returns the comment."""
-        said = self._verdict(number, option)
+        sentence = self._verdict(number, option)
         self.chosen[number - 1] = option
         self.first.setdefault(number - 1, option == self.questions[number - 1].right)
         if len(self.first) == len(self.questions):
             done = passed.mine()
             done.quiz.setdefault(self.story, [self.first[i] for i in range(len(self.questions))])
             passed.keep(done)
-            said += f" {sum(self.first.values())} of {len(self.questions)} right at the first try."
-        return said
+            sentence += f" {sum(self.first.values())} of {len(self.questions)} right at the first try."
+        return sentence
 
     def _verdict(self, number: int, option: str) -> str:
         verdict = self.questions[number - 1].judge(option)

@@ -43,8 +43,8 @@ def in_its_form(got, wanted, n: int, alike: Callable) -> Seen:
     if wanted.numel() == 1 and got.numel() > 1:
         for name, one in {"mean": got.double().mean(), "sum": got.double().sum()}.items():
             if _same_numbers(one, wanted, alike):
-                said = f"You return {got.numel()} numbers. What is asked for is their {name}."
-                return f"numbers whose {name} is asked for", said
+                text = f"You return {got.numel()} numbers. What is asked for is their {name}."
+                return f"numbers whose {name} is asked for", text
     return _part_or_whole(got.shape, wanted.shape, n)
 
 
@@ -117,8 +117,8 @@ class _Looks:
         bad = [not bool(a.isfinite().all()) for a, b in self.pairs if b.isfinite().all()]
         if not any(bad):
             return None
-        said = "There is an inf or a nan in it: from a division by 0, the log of 0, or exp of a large number."
-        return "inf or nan", said
+        text = "There is an inf or a nan in it: from a division by 0, the log of 0, or exp of a large number."
+        return "inf or nan", text
 
     def as_given(self) -> Seen:
         """An argument that the attempt should write into is unchanged."""
@@ -131,11 +131,11 @@ class _Looks:
         if not given or not all(left):
             return None
         if all(torch.equal(a, was) for a, _, was in trios):
-            said = (
+            text = (
                 "What your function was given is as it was. `x += y`, `x *= y`, `x.copy_(y)` and `x[...] = y`"
                 " write into a tensor. `x = x + y` makes a new one, which nobody sees."
             )
-            return "nothing was written", said
+            return "nothing was written", text
         many = max(int(wrong.sum()) for wrong in off)
         return (
             "a part left as it was",
@@ -156,15 +156,15 @@ class _Looks:
         if not apart:
             return None
         met = " and ".join(str(list(one)) for one in sorted(mine)[:4])
-        said = f"Ranks {list(min(apart))} never meet in one collective. Yours are over {met}."
-        return "ranks that never meet", said
+        text = f"Ranks {list(min(apart))} never meet in one collective. Yours are over {met}."
+        return "ranks that never meet", text
 
     def met_too_many(self) -> Seen:
         more = self._groups(self.mine) - self._groups(self.truth)
         if not more:
             return None
-        said = f"You call a collective over ranks {list(max(more, key=len))}. Which of them hold the same?"
-        return "ranks that should not meet", said
+        text = f"You call a collective over ranks {list(max(more, key=len))}. Which of them hold the same?"
+        return "ranks that should not meet", text
 
     def factor(self) -> Seen:
         """One factor for all numbers, or one for each rank and case, if these have several numbers."""
@@ -228,8 +228,8 @@ class _Looks:
         if not all(has) or all(rank in of for rank, of in zip(ranks, has)):
             return None
         rank = next(rank for rank, of in zip(ranks, has) if rank not in of)
-        said = f"Rank {rank} has what rank {has[rank][0]} should have."
-        return "the part of a neighbour", said
+        text = f"Rank {rank} has what rank {has[rank][0]} should have."
+        return "the part of a neighbour", text
 
     def some_ranks(self) -> Seen:
         good = [rank for rank in range(self.n) if self.right(rank)]
@@ -237,8 +237,8 @@ class _Looks:
         if all(empty):  # if nothing is to be returned, an empty answer is not right by that
             return None
         listed = _ranks(good)
-        said = f"{listed} {'has' if len(good) == 1 else 'have'} the right answer, and the others have not."
-        return "right on some ranks alone", said
+        text = f"{listed} {'has' if len(good) == 1 else 'have'} the right answer, and the others have not."
+        return "right on some ranks alone", text
 
     def places(self) -> Seen:
         """One of several places of each answer, with one factor or without."""
@@ -253,13 +253,13 @@ class _Looks:
         ]
         if len(off) == len(right[0]):
             return None
-        said = f"Of what you return only {_places(off, len(right[0]))} is not right."
+        text = f"Of what you return only {_places(off, len(right[0]))} is not right."
         pairs = [(_numbers(a[i]), _numbers(b[i])) for a, b in zip(values, right) for i in off]
         if all(a is not None and b is not None and a.shape == b.shape for a, b in pairs):
             times = {_short(one) if (one := _times(a, b)) else "" for a, b in pairs} - {"0", ""}
             whole = all(_times(a, b) is not None for a, b in pairs)
-            said += f" It is {times.pop()} times what it should be." if whole and len(times) == 1 else ""
-        return "one place of several", said
+            text += f" It is {times.pop()} times what it should be." if whole and len(times) == 1 else ""
+        return "one place of several", text
 
     def moved(self) -> Seen:
         sort = lambda numbers: torch.cat([one for one in numbers]).sort().values
@@ -277,8 +277,8 @@ class _Looks:
         same = lambda run: all(self.alike(run.ranks[0][self.key], run.ranks[r][self.key]) for r in ranks)
         if self.n == 1 or not same(self.truth) or same(self.mine):
             return None
-        said = "All ranks should end with the same numbers, and yours end with different ones."
-        return "ranks that do not agree", said
+        text = "All ranks should end with the same numbers, and yours end with different ones."
+        return "ranks that do not agree", text
 
     def some_cases(self) -> Seen:
         if self.n > 1:
@@ -307,14 +307,14 @@ def _called(times: float, n: int) -> Seen:
     if near(-1):
         return "the wrong sign", "Every number has the wrong sign."
     if n > 1 and near(n):
-        said = f"Every number is {n} times what it should be, once for each rank."
+        text = f"Every number is {n} times what it should be, once for each rank."
         return (
             "n times too large",
-            f"{said} Is it summed where a mean is meant, or multiplied once too often?",
+            f"{text} Is it summed where a mean is meant, or multiplied once too often?",
         )
     if n > 1 and near(1 / n):
-        said = f"Every number is 1/{n} of what it should be, on {n} ranks."
-        return "n times too small", f"{said} Is it divided by the ranks once too often?"
+        text = f"Every number is 1/{n} of what it should be, on {n} ranks."
+        return "n times too small", f"{text} Is it divided by the ranks once too often?"
     return "right but for a factor", f"Every number is {_short(times)} times what it should be."
 
 
