@@ -99,8 +99,8 @@ def from_config(path: Path, parameters: float | None = None) -> ModelShape:
         raise ValueError(f'{path.name}: model_type is {kind!r}; it is a name, as "llama"')
     _refuse_unread(path, config, kind)
     _refuse_other_layers(path, config, kind)
-    said = config.get("parameters", parameters)
-    if kind and kind not in _KINDS and (said is None or not {"gated", "tied"} <= set(config)):
+    card = config.get("parameters", parameters)
+    if kind and kind not in _KINDS and (card is None or not {"gated", "tied"} <= set(config)):
         raise ValueError(
             f"{path}: the layers of model_type {kind!r} are not known here; known are"
             f' {", ".join(sorted(_KINDS))}. If all are a usual decoder\'s, add "gated" (three matrices in the'
@@ -143,8 +143,8 @@ def _with_defaults(path: Path, config: dict, kind: str) -> dict:
     others = {one: names for names in aliases for one in names}
     may_be_null = (*NAMES["kv_heads"], *LATENT["q_rank"])  # null: as many as heads; no short vector
     there = lambda name: name in config and (name in may_be_null or config[name] is not None)
-    said = lambda key: any(map(there, others.get(key, (key,))))
-    config = config | {key: value for key, value in ABSENT[kind].items() if not said(key)}
+    is_there = lambda key: any(map(there, others.get(key, (key,))))
+    config = config | {key: value for key, value in ABSENT[kind].items() if not is_there(key)}
     if kind == "granitemoehybrid" and "shared_intermediate_size" in config:
         config["intermediate_size"] = config["shared_intermediate_size"]
     for names in asked(kind, kind in _WITH_EXPERTS, kind in _WITH_LATENT):
@@ -161,11 +161,11 @@ def _usual_names(config: dict) -> dict:
     one; a layer without rotations sees the whole sequence, other layers their part of it.
     """
     width, turned = config.get("intermediate_size"), config.get("no_rope_layers")
-    said = dict(intermediate_size=config.get("intermediate_size_mlp"), moe_intermediate_size=width)
-    said |= dict(shared_expert_intermediate_size=width, sliding_window=config.get("attention_chunk_size"))
+    names = dict(intermediate_size=config.get("intermediate_size_mlp"), moe_intermediate_size=width)
+    names |= dict(shared_expert_intermediate_size=width, sliding_window=config.get("attention_chunk_size"))
     if isinstance(turned, list):
-        said["layer_types"] = ["chunked_attention" if one else "full_attention" for one in turned]
-    return config | said
+        names["layer_types"] = ["chunked_attention" if one else "full_attention" for one in turned]
+    return config | names
 
 
 def _own(given: dict) -> dict:
@@ -232,12 +232,12 @@ def _window(config: dict, kind: str, layers: int) -> tuple[int, int]:
     return (size, many) if many else (0, 0)
 
 
-def check_parameters(model: ModelShape, said: float) -> None:
+def check_parameters(model: ModelShape, card: float) -> None:
     """Raises ValueError if a model's number of parameters differs from its card's by more than 0.1 %."""
-    positive("parameters", said, most=1e18, unit="as the model card says")
-    if abs(model.params / said - 1) > 0.001:
+    positive("parameters", card, most=1e18, unit="as the model card says")
+    if abs(model.params / card - 1) > 0.001:
         raise ValueError(
-            f"{model.name} has {model.params:,} parameters as it is read here, and its card says {said:,.0f}:"
+            f"{model.name} has {model.params:,} parameters as it is read here, and its card says {card:,.0f}:"
             " its layers are others than those that are counted"
         )
 

@@ -79,7 +79,7 @@ def _amount(text: str) -> tuple[float, str]:
 
 def _layout(text: str) -> dict[str, Any]:
     """The fields of a layout that the text sets. Raises ValueError for an unknown word."""
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     rest = " ".join(text.replace("·", " ").split())
     while rest:
         for pattern, names in _WORDS.items():
@@ -91,18 +91,18 @@ def _layout(text: str) -> dict[str, Any]:
                 " 16.2 s'"
             )
         groups = found.groups()
-        if said.keys() & ({groups[0].lower()} if not names else set(names)):
+        if fields.keys() & ({groups[0].lower()} if not names else set(names)):
             raise ValueError(f"{found[0].strip()!r} is in a layout twice: {text.strip()[:60]!r}")
         if not names:
-            said[groups[0].lower()] = int(groups[1])
+            fields[groups[0].lower()] = int(groups[1])
         elif names == ("sequence_parallel",):
-            said["sequence_parallel"] = not groups[0]
+            fields["sequence_parallel"] = not groups[0]
         else:
-            said |= {name: _value(word) for name, word in zip(names, groups) if word}
+            fields |= {name: _value(word) for name, word in zip(names, groups) if word}
         rest = rest[found.end() :]
-    if said.get("interleave", 1) > 1:
-        said.setdefault("schedule", "interleaved")
-    return said
+    if fields.get("interleave", 1) > 1:
+        fields.setdefault("schedule", "interleaved")
+    return fields
 
 
 def _value(word: str) -> int | str:
@@ -158,11 +158,11 @@ def of_your_source(job: Job, texts: Sequence[str], **sizes: int | None) -> tuple
     measured = {}
     given = {axis: size for axis, size in sizes.items() if size is not None}
     for text in texts:
-        said, value, unit = read(text)
-        said = given | said
-        if not set(said) & set(SIZES):
+        fields, value, unit = read(text)
+        fields = given | fields
+        if not set(fields) & set(SIZES):
             raise ValueError(f"{text[:60]!r} does not say its layout: 'dp 8 tp 4 pp 2 = 16.2 s'")
-        layout = _filled(job, said)
+        layout = _filled(job, fields)
         measured[layout] = _seconds(job, layout, text, value, unit)
     errors = (log(s / estimate(job, layout).step_seconds) for layout, s in measured.items())
     return replace(job, measured=tuple(errors)), measured
@@ -187,12 +187,12 @@ def _used(job: Job, layout: Layout, seconds: float) -> float:
     return tokens * job.model_flops(causal=True) / peak
 
 
-def _filled(job: Job, said: dict[str, Any]) -> Layout:
+def _filled(job: Job, fields: dict[str, Any]) -> Layout:
     """The fastest layout with the given sizes and fields."""
-    axes = Axes(**{axis: said.get(axis, 1) for axis in SIZES})
+    axes = Axes(**{axis: fields.get(axis, 1) for axis in SIZES})
     of = plan(job, gpus=axes.ranks, **axes._asdict())
     found = next((rows[0].layout for rows in (of.ranked, of.tight, of.too_large) if rows), None)
-    layout = replace(found or job.framework.layout(**axes._asdict()), **said)
+    layout = replace(found or job.framework.layout(**axes._asdict()), **fields)
     job.check(layout)
     return layout
 

@@ -109,7 +109,7 @@ class Proposal:
         good += [f"without {what}" for what in needs(best.layout) if what not in needs(mine.layout)]
         bad += [f"with {what}" for what in needs(mine.layout) if what not in needs(best.layout)]
         points = {"For it": good, "Against it": bad}
-        return " ".join([head, *(f"{name}: {'; '.join(said)}." for name, said in points.items() if said)])
+        return " ".join([head, *(f"{name}: {'; '.join(texts)}." for name, texts in points.items() if texts)])
 
     def cost(self, tokens: float | None = None) -> str:
         """GPU-hours and days for so many tokens (by default 20 for each parameter), with the time lost to

@@ -199,9 +199,9 @@ class Plan:
         made = []
         for row in self.by_axes[:rows]:
             behind, speed = row.seconds / best - 1, tokens / row.seconds
-            said = f"{'tie, ' * (behind > 0 and self.ties(row))}{behind:.1%}"
+            lead = f"{'tie, ' * (behind > 0 and self.ties(row))}{behind:.1%}"
             step = f"{row.seconds:.2f} s" + ", measured" * (row.layout in self.measured)
-            made.append([str(row.layout), step, said, f"{speed:,.0f}", human(row.memory)])
+            made.append([str(row.layout), step, lead, f"{speed:,.0f}", human(row.memory)])
         title = (
             f"{job.model.name} on {self.gpus} × {job.cluster.device.name} ({job.cluster.name}), batch"
             f" {job.global_batch} × {job.seq_len}, {', '.join([job.framework.name, *job.switches])}:"
