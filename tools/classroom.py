@@ -77,8 +77,8 @@ def advice(students: Class) -> Table:
         made.update((name, mistake) for name, one in done.exercises.items() for mistake in one.mistakes)
     rows = []
     for (name, mistake), n in made.most_common():
-        if name in drops and (said := advice_to(drops[name], name, mistake)):
-            rows.append([drops[name], mistake, str(n), said])
+        if name in drops and (words := advice_to(drops[name], name, mistake)):
+            rows.append([drops[name], mistake, str(n), words])
     return Table(["drop", "mistake", "students", "advice"], rows, title="What to say to it")
 
 
@@ -90,12 +90,12 @@ def gain(students: Class) -> Table:
     some = [[story for story in STORIES if whole(done, story)] for _, done in students]
     both = sum(len(stories) == 2 for stories in some)
     counted = [(done, has) for (_, done), has in zip(students, some) if len(has) == 2 or not both]
-    told = {story: [done.quiz[story] for done, has in counted if story in has] for story in STORIES}
+    answered = {story: [done.quiz[story] for done, has in counted if story in has] for story in STORIES}
     rows = []
     for i, name in enumerate(NAMES):
-        right = [sum(answers[i] for answers in told[story]) for story in STORIES]
+        right = [sum(answers[i] for answers in answered[story]) for story in STORIES]
         more = f"{100 * (right[1] - right[0]) / both:+.0f} points" if both else ""
-        rows.append([name, *(f"{n} of {len(told[story])}" for n, story in zip(right, STORIES)), more])
+        rows.append([name, *(f"{n} of {len(answered[story])}" for n, story in zip(right, STORIES)), more])
     one = sum(len(stories) == 1 for stories in some)
     left_out = " (left out)" if both and one else ""
     title = f"The quiz: students with before and after {both}, with only one of them {one}{left_out}"
@@ -152,8 +152,8 @@ def run(args: Namespace) -> int:
         return 0
     students, unread = collect(args.folder)
     quiz = {"quiz": gain(students)} if any(done.quiz for _, done in students) else {}
-    said = advice(students)
-    what_to_say = {"advice": said} if said.rows else {}
+    table = advice(students)
+    what_to_say = {"advice": table} if table.rows else {}
     tables = {"to_discuss": to_discuss(students), **what_to_say, **quiz, "students": by_student(students)}
     if args.json:
         rows = {name: [dict(zip(table.columns, row)) for row in table.rows] for name, table in tables.items()}

@@ -133,17 +133,17 @@ def linked(readme: str, repo: str) -> str:
     """
     readme = re.sub(r"(git clone https://github\.com/)[\w.-]+/[\w.-]+", rf"\g<1>{repo}", readme)
     first = f"{AT}/github/{repo}/blob/main/colab/{notebooks()[0].name}"
-    told = (
+    paragraph = (
         f"**Colab.** [Open drop 01]({first}), or another of the folder `colab`. The first cell fetches the"
         " course and uses the torch that is there."
     )
-    return re.sub(r"(?m)^\*\*Colab\.\*\*.*$", lambda _: told, readme)
+    return re.sub(r"(?m)^\*\*Colab\.\*\*.*$", lambda _: paragraph, readme)
 
 
 def published() -> str:
     """The repository that `make colab` was given; "" if none was."""
-    told = re.search(rf"{AT}/github/([\w.-]+/[\w.-]+)/blob", find("README.md").read_text(encoding="utf-8"))
-    return told[1] if told else ""
+    found = re.search(rf"{AT}/github/([\w.-]+/[\w.-]+)/blob", find("README.md").read_text(encoding="utf-8"))
+    return found[1] if found else ""
 
 
 def parcel() -> str:

@@ -69,7 +69,7 @@ def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
         raise ValueError(f"{folder} has the stored notebooks; name another folder for your own copies")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        told, outdated = [], []
+        messages, outdated = [], []
         for n, path in stored.items():
             copy = folder / path.relative_to(find("notebooks"))
             drop = blank(read_book(path))
@@ -78,7 +78,7 @@ def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
                     outdated.append(n)
                 continue
             if copy.exists():
-                told.append(f"{copy} is new. What you had is {_put_away(copy)}.")
+                messages.append(f"{copy} is new. What you had is {_put_away(copy)}.")
             copy.parent.mkdir(exist_ok=True)
             half = copy.with_suffix(".part")  # renamed at the end, so that no half copy has a drop's name
             write_book(drop, half)
@@ -90,11 +90,11 @@ def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
         command = f"three-axes lab {folder} {' '.join(f'--fresh {n}' for n in outdated)}"
         if "MAKELEVEL" in os.environ:
             command = f'make lab FRESH="{them}"'
-        told.append(
+        messages.append(
             f"There is a newer version of: {them}. Your copies in {folder} are as you left them.\n"
             f"  {command}\nputs the new version there, and keeps yours in the folder old beside it."
         )
-    return told
+    return messages
 
 
 def static(model: dict, **_) -> None:

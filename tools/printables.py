@@ -60,8 +60,8 @@ def write_cards(folder: Path) -> None:
         (folder / f"{name}.html").write_text(page, encoding="utf-8")
     with open(folder / "cards-anki.txt", "w", newline="", encoding="utf-8") as f:
         f.write("#separator:tab\n#html:false\n#tags column:3\n")
-        told = ([c.front, c.back, f"drop{c.drop}"] for c in cards)
-        csv.writer(f, delimiter="\t", lineterminator="\n").writerows(told)
+        notes = ([c.front, c.back, f"drop{c.drop}"] for c in cards)
+        csv.writer(f, delimiter="\t", lineterminator="\n").writerows(notes)
     print(
         f"{len(cards)} cards in {folder}: cards.html and cards-eight-to-a-sheet.html to print,"
         " cards-anki.txt (Anki: File, Import)"
@@ -133,15 +133,15 @@ def write_worksheets(folder: Path) -> None:
 
 def _worksheet(path: Path) -> str:
     cells = nbformat.read(path, as_version=4).cells
-    told = unlinked("\n".join(cell.source for cell in cells if cell.cell_type == "markdown"))
-    shown = (o.get("data", {}).get("text/plain", "") for c in cells for o in c.get("outputs", ()))
-    predicted = [text.replace("○", "☐") for text in shown if "\n  ○ " in text]
-    practice = re.findall(r"(?m)^## Practice: .* · (.*)\n\n((?:(?!#).*\n?)*)", told)
+    markdown = unlinked("\n".join(cell.source for cell in cells if cell.cell_type == "markdown"))
+    outputs = (o.get("data", {}).get("text/plain", "") for c in cells for o in c.get("outputs", ()))
+    predicted = [text.replace("○", "☐") for text in outputs if "\n  ○ " in text]
+    practice = re.findall(r"(?m)^## Practice: .* · (.*)\n\n((?:(?!#).*\n?)*)", markdown)
     stubs = (re.search(r"(?ms)^def .*?(?=^    \.\.\.)", c.source) for c in cells if ".check(" in c.source)
-    questions = re.findall(r"<summary>(\d\. .*?)</summary>", told)
-    columns = re.findall(r"(?m)^\|(.*)\|\s*$", told.split("## Cheat sheet")[1])[0].split("|")
+    questions = re.findall(r"<summary>(\d\. .*?)</summary>", markdown)
+    columns = re.findall(r"(?m)^\|(.*)\|\s*$", markdown.split("## Cheat sheet")[1])[0].split("|")
     lines = '<p class="line"></p>'
-    parts = [f"<h2>{escape(told.splitlines()[0].lstrip('# '))}</h2>", "<p>Name:</p>"]
+    parts = [f"<h2>{escape(markdown.splitlines()[0].lstrip('# '))}</h2>", "<p>Name:</p>"]
     parts += [f"<pre>{escape(text)}</pre><p>because</p>{lines}" for text in predicted]
     for (time, task), stub in zip(practice, stubs):
         task = re.sub(r"(?m)`[^`]*\.hint\(\)`.*?\.(?=\s|$)|^\|.*$", "", task)  # without hints and tables
