@@ -96,31 +96,33 @@ class Timeline:
     def bubble(self) -> float:
         """Share of wall time in which a rank idles, mean over ranks: (p-1)/(m+p-1) for GPipe and 1F1B.
 
-        (Some papers divide by the ideal time instead, which gives (p-1)/m; this is never that.)
+        (Some papers divide by the ideal time instead, which gives (p-1)/m; this property does not.)
         """
         return 1 - float((self.end - self.start).sum()) / (self.makespan * self.schedule.p)
 
     @property
     def longest_rank(self) -> float:
-        """From a rank's own first start to its own last end, for the rank that takes longest.
+        """From a rank's own first start to its own last end, for the rank with the longest time.
 
-        The step's time where steps follow each other without a barrier: what the Zero Bubble
-        paper calls cost. With a barrier it is `makespan`.
+        It is the time of a step if steps follow each other without a barrier: the "cost" in the Zero Bubble
+        paper. With a barrier the time is `makespan`.
         """
         return max(runs[-1].end - runs[0].start for runs in self.runs)
 
     def in_flight(self, rank: int) -> int:
-        """The most activations (one microbatch of one chunk each) that a rank holds at once."""
+        """The largest number of activations (of one microbatch and one chunk) that a rank holds at
+        one time.
+        """
         return max(_held(self.schedule.ops[rank]))
 
     @property
     def held(self) -> float:
-        """The most microbatches in flight on any rank, a chunk counting as 1/v."""
+        """The largest number of microbatches in flight on any rank, where a chunk counts as 1/v."""
         return max(self.in_flight(rank) for rank in range(self.schedule.p)) / self.schedule.v
 
     @property
     def critical_path(self) -> list[Run]:
-        """Operations, first to last, none of which could start sooner: shorten one, and all ends sooner."""
+        """Operations, first to last, none of which could start sooner: if one is shorter, all end sooner."""
         by_op = {run.op: (rank, i) for rank, runs in enumerate(self.runs) for i, run in enumerate(runs)}
         rank = max(range(self.schedule.p), key=lambda rank: self.runs[rank][-1].end)
         i = len(self.runs[rank]) - 1
@@ -142,7 +144,7 @@ def _held(ops: list[Op]) -> Iterator[int]:
 
 
 class Stuck(ValueError):
-    """An order that can never finish. waits: of each rank that stands (rank, operation, what it needs)."""
+    """An order that can never finish. waits: (rank, operation, what it needs) for each blocked rank."""
 
     def __init__(self, waits: list[tuple[int, Op, Op]]):
         never = "rank {} can never start {}{} of stage {}"
@@ -151,10 +153,11 @@ class Stuck(ValueError):
 
 
 def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
-    """When each operation runs, if every rank does its own in order, each as soon as what it needs has come.
+    """When each operation runs, if every rank runs its operations in order, each as soon as its input is
+    there.
 
     F needs the F of the stage before it; I and B need those of the stage after it, and the stage's own F; W
-    needs its own I. Raises Stuck where an order cannot finish. All ranks that can go on do so together, in
+    needs its own I. Raises Stuck if an order cannot finish. All ranks that can continue do so together, in
     arrays: a million operations take about half a second.
     """
     every = [op for ops in schedule.ops for op in ops]
@@ -163,14 +166,14 @@ def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
     lengths, lives = [len(ops) for ops in schedule.ops], np.array(schedule.rank_of)
     rank, last = np.repeat(np.arange(schedule.p), lengths), len(lives) - 1
     forward, weight = kinds == ord("F"), kinds == ord("W")
-    back = ~(forward | weight)  # I and B answer the same need: the gradient of a stage's input
+    back = ~(forward | weight)  # both I and B compute the gradient of a stage's input
     takes = np.empty(len(kinds))
     for kind in np.unique(kinds):
         at_stage = np.array([times.of(chr(kind), s) for s in range(last + 1)], float)
         takes[kinds == kind] = at_stage[stage[kinds == kind]]
 
-    # done[k] is the time at which result k is there, infinity until then. Results are numbered by kind (F,
-    # then I or B, then W), microbatch and stage. One more number stands for no result: there at time 0.
+    # done[k] is the time of result k, infinity until it is computed. Results are numbered by kind (F, then I
+    # or B, then W), microbatch and stage. One more number means "no input needed", with time 0.
     each = (microbatch.max() + 1) * (last + 1)
     place = lambda what, at: what * each + microbatch * (last + 1) + at
     nothing = 3 * each
@@ -213,6 +216,6 @@ def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
 
 
 def paper(schedule: Schedule, work: float = 1.0) -> Timeline:
-    """`simulate` where F, I and W of a stage take `work` each, and 1/v of that for each of its v chunks."""
+    """`simulate` if F, I and W of a stage take `work` each, and 1/v of that for each of its v chunks."""
     each = work / schedule.v
     return simulate(schedule, Times(each, each, each))
