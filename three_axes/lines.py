@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 from .files import PACKAGE, ROOT
 
 T = TypeVar("T")
+STILL = 5.0  # seconds without a movement of any rank, after which it is said in which line each is
 
 
 class Line(NamedTuple):

@@ -264,7 +264,8 @@ def _is_at(s: RankStatus) -> str:
     if inside and s.where["waits"]:
         at = f", {lines.place(lines.Line(*inside['line']))}" if inside["line"] else ""
         return f"in {_collective(inside)}{at}"
-    return lines.place(s.where["line"]) if s.where["line"] else "in code that is not yours"
+    at = lines.place(s.where["line"]) if s.where["line"] else "in code that is not yours"
+    return f"{at} ({_collective(inside)} has begun)" if inside else at
 
 
 def left_behind(statuses: list[RankStatus], members: list[int], state: str) -> str:

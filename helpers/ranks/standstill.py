@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from three_axes import lines
 from three_axes.count import Deadlock, Look, prove
 
 from .failure import standing
@@ -12,7 +13,6 @@ from .processes import Processes
 
 FIRST, EVERY = 0.1, 0.2  # seconds before the first poll of a call's ranks, and between polls
 ANSWER = 0.5  # seconds for all ranks to answer; a rank that does not is busy or stopped
-STILL = 5.0  # seconds without a movement of any rank, after which the reader is shown where each rank is
 
 
 class Standstill:
@@ -42,7 +42,7 @@ class Standstill:
         # If no rank has moved by a second poll, all that was polled held at one moment between the two.
         if found and self._are_still(seen, self._look(done, captured)[0]):
             self.found, self.nobody_waits = found, nobody_waits
-        if not self.found and not self._is_noted and time.monotonic() - self._since > STILL:
+        if not self.found and not self._is_noted and time.monotonic() - self._since > lines.STILL:
             self._is_noted = True
             self._note(standing(self._ranks.look(self._number, done, captured)))
         self._next = time.monotonic() + EVERY

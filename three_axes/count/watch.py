@@ -37,7 +37,6 @@ from .threads import OwnThread
 EVERY = 0.15  # seconds
 MANY = 300  # ranks for each second of longer waiting, because one rank reads the states of all
 SELDOM = 1.0  # seconds between the messages of a rank that is in no collective
-STILL = 5.0  # seconds without a movement, after which it is said where all are
 AGAIN = 60.0  # the same if these positions were printed before: in a slow step that is no news
 ON_NCCL = """\
 watching ranks on NCCL, where the host does not wait for its GPU. Known are the collectives that each rank has
@@ -91,6 +90,17 @@ class Told(NamedTuple):
     def moved(self) -> tuple:
         """A value that changes whenever the rank does something."""
         return self.gone, self.look.moves, self.ahead and self.ahead.complete
+
+
+class Noted(Told):
+    """What is known of a rank by its box alone: where it is by now is not."""
+
+    def does(self) -> tuple[str, str]:
+        """In words."""
+        assert self.last is not None
+        at = f", in {lines.show(lines.Line(*self.last['line']))}" if self.last["line"] else ""
+        began = f"began {_collective(self.last)} last{at}"
+        return began, began
 
 
 def _collective(last: dict) -> str:
@@ -166,7 +176,7 @@ class Watch:
         self._counter, self._say, self._proven = counter, say, proven
         self._queue = counter.queue = Queue()
         self._main = threading.main_thread().ident or 0
-        self._mine, self._told_at = Told(0, False, Look(0)), 0.0
+        self._mine, self._told_at, self._seen = Told(0, False, Look(0)), 0.0, -1
         self._lowest = 0  # no lower rank is alive
         self._before: list[Told | None] = []  # the states that were read when a rank had last moved
         self._since, self._is_noted = time.monotonic(), False  # when that was, and whether it was printed
@@ -197,6 +207,7 @@ class Watch:
         """
         self._over.set()
         self._thread.join(10)
+        self._counter.meet()
         self._store = self._store or self._counter.store  # a short script may end before the first poll
 
     def explain(self, error: BaseException) -> bool:
@@ -210,15 +221,18 @@ class Watch:
             told = {r: one for r, one in enumerate(self._read(store)) if one}
             gone = {r: one for r, one in told.items() if one.gone}
             for note in _boxes():
-                if (rank := note["rank"]) not in gone:
-                    at = lines.Line(*note["line"]) if note["line"] else None
-                    told[rank] = Told(0, False, Look(0), at, note)
+                its = told.get(note["rank"], Told(0, False, Look(0)))
+                is_elsewhere = its.last and its.last["number"] == note["number"] and not its.look.stands
+                if not (its.gone or is_elsewhere):
+                    told[note["rank"]] = Noted(0, False, Look(0), last=note)
             missing = absent(self._counter.last, gone)
             if self._counter.has_failed or gone:
                 has = "it has" if len(missing) == 1 else "they have"
                 never = [f"{ranks(missing)} never came, for {has} ended."] if missing else []
+                unknown = sorted(set(range(self._counter.size)) - told.keys())
+                silent = [f"    of {ranks(unknown)} nothing is known"] if unknown else []
                 head = f"rank {self._counter.rank} raised {type(error).__name__}. The ranks, as known last"
-                self._say_once(head, [*places(told), *never])
+                self._say_once(head, [*places(told), *silent, *never])
             return bool(missing)
         return False
 
@@ -242,10 +256,12 @@ class Watch:
         return self._lowest == self._counter.rank
 
     def _tell(self) -> None:
+        mine, before = self._mine, self._seen
         look, now = self._counter.moves.look(), time.monotonic()
-        if look is None or (look.stands is None and now - self._told_at < SELDOM):
+        self._seen = look.moves if look else -1
+        has_stopped = look is not None and before == look.moves != mine.look.moves
+        if look is None or (look.stands is None and now - self._told_at < SELDOM and not has_stopped):
             return
-        mine = self._mine
         if not (look.stands and mine.look.is_still_in(look)):
             at = lines.innermost(lines.of_threads(sys._current_frames).get(self._main))
             why = self._counter.moves.why(is_placed=True) if look.why else ""
@@ -289,9 +305,9 @@ class Watch:
             self._proven()
             return True
         seconds = time.monotonic() - self._since
-        if not self._later and seconds > STILL - 2 * SELDOM:
+        if not self._later and seconds > lines.STILL - 2 * SELDOM:
             self._later = list(told)
-        if not self._is_noted and seconds > STILL:
+        if not self._is_noted and seconds > lines.STILL:
             if gone := _hopeless(known):
                 self._say_once("a collective can never be completed", [*places(known), *gone])
                 self._proven()
@@ -307,7 +323,7 @@ class Watch:
         settled = not silent and all(one.gone or one.look.stands for one in known.values())
         why = [f"rank {r} {one.why}" for r, one in known.items() if one.why and settled]
         more = [f"That is no proof of a hang: {'; '.join(why[:3])}."] if why else []
-        head = f"\nin this job nothing has begun or ended for {STILL:g} s:"
+        head = f"\nin this job nothing has begun or ended for {lines.STILL:g} s:"
         self._say("\n".join([head, *places(known, silent), *more]))
 
     def _say_once(self, head: str, more: list[str]) -> None:
