@@ -1,13 +1,18 @@
 """Programs that hang for ever: of some that is proven, of others it is only said where they are."""
 
+import asyncio
 import queue
+import subprocess
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import all_gather_tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from tqdm import TMonitor, tqdm
 
 
 def ring():
@@ -101,37 +106,77 @@ def hook_of_ddp_on_some():
         model(torch.ones(1, 2)).sum().backward()
 
 
-def ring_beside_a_timer():
-    threading.Timer(3, print).start()
-    ring()
+def two_halves():
+    """Each rank waits in its own half for who stands in the other."""
+    halves = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+    x = torch.ones(2)
+    if dist.get_rank() < 2:
+        dist.all_reduce(x, group=halves[dist.get_rank()])
 
 
-def ring_beside_a_loader_and_a_bar():
-    from tqdm import TMonitor, tqdm
+def waits_in_backward():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    loss = model(torch.ones(2, 4)).sum()
+    if dist.get_rank():
+        loss.backward()
 
+
+def gathers_by_functions():
+    if dist.get_rank():
+        print(all_gather_tensor(torch.ones(2), 0, dist.group.WORLD).sum())
+
+
+def second_forward_of_ddp():
+    """It agrees on the buckets, in C++."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    model(torch.ones(1, 2)) if dist.get_rank() else dist.barrier()
+
+
+def _loader_and_bar():
     tqdm.monitor = TMonitor(tqdm, 10)
     kept = iter(torch.utils.data.DataLoader(torch.arange(9), num_workers=1, multiprocessing_context="fork"))
-    next(kept), ring()
+    next(kept)
+    return kept
+
+
+def _heartbeat():
+    over = threading.Event()
+    threading.Thread(target=over.wait, args=(SOON,), name="heartbeat").start()
+
+
+def _event_loop():
+    loop = asyncio.new_event_loop()
+    loop.call_later(SOON, loop.stop)
+    threading.Thread(target=loop.run_forever).start()
+
+
+SOON = 8  # seconds: until then it is idle, and then it is over
+BESIDE = {
+    "a timer": lambda: threading.Timer(SOON, print).start(),
+    "a loader and a bar": _loader_and_bar,
+    "a heartbeat": _heartbeat,
+    "an event loop": _event_loop,
+    "a process": lambda: subprocess.Popen(["sleep", str(SOON)]),
+}
+
+
+def _ring_beside(begins):
+    kept = begins()
+    ring()
+    del kept
 
 
 PROGRAMS = {
     name: function
     for name, function in list(globals().items())
     if getattr(function, "__module__", "") == __name__ and not name.startswith("_")
-}
-REASONS = ("ring_in_threads", "ring_beside_a_timer")
-# Waits in C++, for a lock or for a future, and what a thread may still end.
-NOTED = {
-    name: PROGRAMS[name]
-    for name in (
-        *REASONS,
-        "two_of_four_beside_one_that_computes",
-        "barrier_that_is_monitored",
-        "main_thread_that_nobody_wakes",
-        "future_waited_for",
-        "call_that_will_never_come",
-        "constructor_of_ddp",
-        "hook_of_ddp_on_some",
-    )
-}
-HANGS = {name: function for name, function in PROGRAMS.items() if name not in NOTED}
+} | {f"ring beside {what}": partial(_ring_beside, begins) for what, begins in BESIDE.items()}
+# A thread or a process may still end these.
+REASONS = ["ring_in_threads", *(f"ring beside {what}" for what in BESIDE if what != "a loader and a bar")]
+# These wait in C++, for a lock or for a future.
+UNSEEN = """two_of_four_beside_one_that_computes barrier_that_is_monitored main_thread_that_nobody_wakes
+future_waited_for call_that_will_never_come constructor_of_ddp second_forward_of_ddp
+hook_of_ddp_on_some"""
+NOTED = REASONS + UNSEEN.split()
+HANGS = [name for name in PROGRAMS if name not in NOTED]

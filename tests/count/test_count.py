@@ -27,6 +27,7 @@ from three_axes.count.against import against
 from three_axes.count.moves import Ahead, Begun, Channel, Look, Operation, Waiting
 from three_axes.count.report import CollectiveCount, Report
 from three_axes.count.watch import Told
+from three_axes.lines import Line
 from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.plan import MODELS, Job, Layout
 from three_axes.plan.frameworks import find_framework
@@ -298,13 +299,35 @@ def test_who_ended_first_is_told_at_once_whoever_it_is(tmp_path, ends):
     (tmp_path / "uneven.py").write_text(UNEVEN.format(ends=ends))
     done = counted(tmp_path, "--watch", "--exit", "75", "uneven.py", ranks=2)
     assert f"rank {ends} ended its script after all_reduce number 4 of world, float32[3]" in done.stdout
-    last = (
-        f"rank {1 - ends} began all_reduce number 5 of world, float32[3] last, and is in uneven.py, line 5:"
-    )
+    last = f"rank {1 - ends} began all_reduce number 5 of world, float32[3] last, in uneven.py, line 5:"
     assert last in done.stdout and "means nothing" not in done.stdout
     assert (
         done.stdout.count("in this job") == 1 and f"rank {ends} never came, for it has ended." in done.stdout
     )
+
+
+def test_of_who_ends_before_it_is_looked_at_the_end_is_known(tmp_path):
+    (tmp_path / "none.py").write_text(
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "if dist.get_rank(): dist.all_reduce(torch.ones(3))\n"
+    )
+    done = counted(tmp_path, "--watch", "--exit", "75", "none.py", ranks=2)
+    assert "rank 0 ended its script before any collective" in done.stdout, done.stderr
+    assert "rank 0 never came, for it has ended." in done.stdout
+
+
+def test_where_a_rank_is_that_began_one_collective_and_left_it(tmp_path):
+    """Its box has the line where it began that, not where it is."""
+    (tmp_path / "polls.py").write_text(
+        "import time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(3))\n"
+        "if dist.get_rank() == 2: time.sleep(3) or exit(5)\n"
+        "while dist.get_rank() == 1: time.sleep(0.1)\n"
+        "dist.all_reduce(torch.ones(3))\n"
+    )
+    told = counted(tmp_path, "--watch", "polls.py", ranks=3).stdout
+    began = "    rank 1 began all_reduce number 1 of world, float32[3] last, and is in polls.py, line 5:"
+    assert began in told, told
 
 
 def test_who_is_freed_by_the_end_of_another_rank_is_left_alone(tmp_path):
@@ -331,11 +354,10 @@ def test_who_skips_a_collective_is_named_before_the_tracebacks(tmp_path):
     done = counted(tmp_path, "--watch", "skips.py", ranks=3)
     told = done.stdout
     assert done.returncode and told.count("in this job") == 1, done.stderr
-    assert "rank 2 began all_reduce number 1 of world, float32[100] last, and is in skips.py, line 4:" in told
-    last = (
-        "ranks 0 and 1 began all_reduce number 1 of world, float32[2000] last, and are in skips.py, line 3:"
+    assert "rank 2 began all_reduce number 1 of world, float32[100] last, in skips.py, line 4:" in told
+    assert (
+        "ranks 0 and 1 began all_reduce number 1 of world, float32[2000] last, in skips.py, line 3:" in told
     )
-    assert last in told
 
 
 def test_what_is_no_proof_is_told_as_places(tmp_path):
@@ -349,6 +371,28 @@ def test_what_is_no_proof_is_told_as_places(tmp_path):
     assert done.returncode == 0 and done.stdout.count("nothing has begun or ended for 5 s:") == 1, done.stdout
     assert "rank 0 waits in all_reduce number 1 of world, float32[3]: slow.py, line 6:" in done.stdout
     assert "rank 1 began no collective, and is in slow.py, line 5:" in done.stdout
+
+
+def test_places_are_told_once_and_again_when_they_change_or_after_a_minute(monkeypatch):
+    clock, said = SimpleNamespace(now=0.0, monotonic=lambda: clock.now), []
+    monkeypatch.setattr(watch, "time", clock)
+    counter = SimpleNamespace(size=1, store=None, meet=lambda: None)
+    watched = watch.Watch(counter, said.append, lambda: None)
+    watched.stop()
+
+    def stays(seconds: int, moves: int, line: int) -> int:
+        """How many notes there are after a rank has been so long in a line."""
+        for beat in range(seconds):
+            watched._judge([Told(beat, False, Look(moves), Line("train.py", line, "step"))])
+            clock.now += 1
+        return len(said)
+
+    assert stays(10, 1, 7) == 1 and "rank 0 began no collective, and is in train.py, line 7" in said[0]
+    assert stays(10, 2, 7) == 1, "a slow step is no news"
+    assert stays(10, 3, 8) == 2 and "line 8" in said[1]
+    assert stays(4, 4, 9) == 2 and stays(10, 5, 7) == 2
+    clock.now += watch.AGAIN
+    assert stays(10, 6, 7) == 3
 
 
 PAIR = Channel("collective", "0", (0, 1))
@@ -507,6 +551,37 @@ def more(rows, op: str, factor: float, types: str = "bfloat16"):
         if row.op == op:
             row.payload, row.algorithmic, row.types = row.payload * factor, row.algorithmic * factor, {types}
     return rows
+
+
+def test_while_a_graph_is_captured_no_work_is_asked(monkeypatch):
+    """To ask a GPU how far it is would end the capture with an error."""
+    methods = dict(capture_begin=lambda self, pool: None, capture_end=lambda self: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (), methods))
+    asked, is_completed = [], dist.Work.is_completed
+    monkeypatch.setattr(dist.Work, "is_completed", lambda work: asked.append(work) or is_completed(work))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def are_asked() -> bool:
+        """Whether any of two collectives is, by the time when the second begins."""
+        asked.clear()
+        works.extend(dist.all_reduce(torch.ones(3), async_op=True) for _ in range(2))
+        return bool(asked)
+
+    graph, works = torch.cuda.CUDAGraph(), []
+    try:
+        with counting() as traffic:
+            with pytest.raises(TypeError):
+                graph.capture_begin()
+            assert are_asked(), "no capture has begun"
+            graph.capture_begin(None)
+            assert not are_asked()
+            graph.capture_end()
+            assert are_asked()
+            for work in works:
+                work.wait()
+        assert traffic.calls("all_reduce") == 6
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("always")

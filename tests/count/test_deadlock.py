@@ -3,7 +3,6 @@
 import itertools
 import os
 import random
-import threading
 import time
 
 import programs
@@ -234,37 +233,6 @@ def test_nccl_keeps_a_message_and_gloo_does_not():
     assert needs("reduce", 4, 1, 0, 24, True) == [] and needs("reduce", 4, 1, 0, 25, True) == [0, 2, 3]
 
 
-def two_halves():
-    """Each rank waits in its own half for who stands in the other."""
-    halves = [dist.new_group([0, 1]), dist.new_group([1, 2])]
-    x = torch.ones(2)
-    if dist.get_rank() < 2:
-        dist.all_reduce(x, group=halves[dist.get_rank()])
-
-
-def waits_in_backward():
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-    loss = model(torch.ones(2, 4)).sum()
-    if dist.get_rank():
-        loss.backward()
-
-
-def gathers_by_functions():
-    from torch.distributed._functional_collectives import all_gather_tensor
-
-    if dist.get_rank():
-        print(all_gather_tensor(torch.ones(2), 0, dist.group.WORLD).sum())
-
-
-@pytest.mark.parametrize("fn", [two_halves, waits_in_backward, gathers_by_functions])
-def test_on_ranks_it_is_proven_wherever_they_wait(world, fn):
-    start = time.monotonic()
-    with pytest.raises(RankError) as caught:
-        world.run(fn)
-    assert caught.value.kind == "deadlock" and caught.value.state_kept, caught.value
-    assert time.monotonic() - start < 10
-
-
 def received_by_nobody():
     if dist.get_rank() == 0:
         dist.isend(torch.ones(3), 1)
@@ -326,48 +294,3 @@ def begins_late():
 def test_a_rank_that_has_not_begun_the_call_is_not_judged_by_the_one_before(world):
     world.run(begins_late)
     assert world.run(lambda: dist.all_reduce(torch.ones(4))) is not None
-
-
-def freed_by_a_thread():
-    if dist.get_rank():
-        return dist.barrier()
-    threading.Thread(target=lambda: (time.sleep(1), dist.barrier())).start()
-    dist.recv(torch.ones(1), 1) if dist.get_rank() == 9 else time.sleep(1.5)
-
-
-def left_to_a_thread():
-    if dist.get_rank():
-        return dist.barrier()
-    threading.Thread(target=lambda: (time.sleep(0.7), dist.barrier())).start()
-
-
-def gives_up_by_itself():
-    from datetime import timedelta
-
-    group = dist.new_group([0, 1, 2, 3], timeout=timedelta(seconds=1))
-    try:
-        if dist.get_rank():
-            dist.barrier(group=group)
-    except RuntimeError:
-        return "gave up"
-
-
-def waits_with_a_timeout():
-    from datetime import timedelta
-
-    if dist.get_rank():
-        work = dist.irecv(torch.ones(1), 0)
-        try:
-            work.wait(timedelta(seconds=0.7))
-        except RuntimeError:
-            return "gave up"
-
-
-@pytest.mark.parametrize(
-    "fn", [freed_by_a_thread, left_to_a_thread, gives_up_by_itself, waits_with_a_timeout]
-)
-def test_what_ends_by_itself_is_left_alone(world, fn):
-    try:
-        assert world.run(fn)[1] in (None, "gave up")
-    except RankError as e:
-        assert e.kind == "raised", e

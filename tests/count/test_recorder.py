@@ -2,9 +2,12 @@
 
 import ctypes
 import json
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
+from _thread import start_new_thread
 from types import SimpleNamespace
 
 import pytest
@@ -275,24 +278,80 @@ def test_what_pytorch_refused_has_not_begun(told):
     assert recorder.moves.begun[of_all].first == ["all_gather of 100 float32", "barrier"]
 
 
-def test_only_what_has_come_since_the_first_line_forbids_a_proof(told):
+C = ctypes.CDLL(None)
+
+
+def sleeping_thread_of_c() -> None:
+    C.pthread_create(ctypes.byref(ctypes.c_ulong()), None, C.sleep, ctypes.c_void_p(3))
+
+
+def test_what_was_there_before_the_first_line_forbids_no_proof(told):
     """Threads of Python's and of C's, the latter with the process's name."""
     over = threading.Event()
-    sleeps, thread = ctypes.CDLL(None).sleep, ctypes.c_ulong()
-    begins = lambda: ctypes.CDLL(None).pthread_create(ctypes.byref(thread), None, sleeps, ctypes.c_void_p(3))
-    begins()
     python = threading.Thread(target=over.wait)
-    python.start()
+    python.start(), sleeping_thread_of_c()
     recorder = Recorder()
     recorder.waits(issue(recorder, call()))
     assert recorder.moves.look().why == ""
-    later = threading.Thread(target=over.wait, name="later")
-    later.start()
-    assert recorder.moves.look().why == "has a thread 'later'"
-    over.set(), later.join(), python.join()
-    if sys.platform == "linux":
-        begins()
-        assert recorder.moves.look().why.startswith("has a native thread")
+    over.set(), python.join(20)
+
+
+def thread(over, name):
+    threading.Thread(target=over.wait, args=(20,), name=name).start()
+
+
+def low_level_thread(over):
+    begun = threading.Lock()
+    begun.acquire()
+    start_new_thread(lambda: (begun.release(), over.wait(20)), ())
+    begun.acquire(timeout=20)
+
+
+def handler_of_c(*_):
+    C.signal.restype = ctypes.c_void_p
+    before = C.signal(signal.SIGUSR2, C.getpid)
+    return lambda: C.signal(signal.SIGUSR2, ctypes.c_void_p(before))
+
+
+def handler(*_):
+    before = signal.signal(signal.SIGUSR2, print)
+    return lambda: signal.signal(signal.SIGUSR2, before)
+
+
+def timer(*_):
+    signal.setitimer(signal.ITIMER_REAL, 100)
+    return lambda: signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def process(*_):
+    child = subprocess.Popen(["sleep", "20"])
+    return lambda: (child.kill(), child.wait(20))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere less of it is seen")
+@pytest.mark.parametrize(
+    "begins, why",
+    [
+        (lambda over: thread(over, "later"), "has a thread 'later'"),
+        (lambda over: thread(over, "three-axes"), "has a thread 'three-axes'"),
+        (low_level_thread, "has a thread that Python's threading does not know"),
+        (lambda over: sleeping_thread_of_c(), "has a native thread"),
+        (process, "has started a process, 'sleep'"),
+        (timer, "has set a timer"),
+        (handler, "has a handler of SIGUSR2"),
+        (handler_of_c, "has a handler of SIGUSR2"),
+    ],
+)
+def test_what_has_come_since_forbids_it(begins, why):
+    before, over = threads.Before(), threading.Event()
+    assert before.since() == ""
+    ends = begins(over)
+    try:
+        assert before.since().startswith(why)
+    finally:
+        over.set()
+        if callable(ends):
+            ends()
 
 
 def test_the_works_of_a_batch_end_together(told):

@@ -6,6 +6,7 @@ import gc
 import itertools
 import multiprocessing.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -260,27 +262,39 @@ def test_nothing_listens_beyond_loopback(world):
 
 
 @linux
-def test_where_files_may_not_be_opened_or_folders_not_used_that_is_a_sentence():
-    said = printed("""
-        import errno, os, resource
+def test_where_files_may_not_be_opened_that_is_a_sentence():
+    (files,) = printed("""
+        import resource
         from helpers import World
-        from helpers.ranks import folders
         resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
         try:
             World(8)
         except RuntimeError as e:
             print(e, flush=True)
-        def forbidden():
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        folders.home = forbidden
-        try:
-            World(1)
-        except RuntimeError as e:
-            print(e, flush=True)
     """)
-    files, folder = said
     assert files.startswith("no ranks can start here ([Errno 24]") and "`ulimit -n`" in files
-    assert folder.startswith("no ranks can start here ([Errno 13]") and "`umask`" in folder
+
+
+@linux
+@pytest.mark.parametrize(
+    "limit, error, advice",
+    [
+        ("os.umask(0o777)", 13, "look at `umask`"),
+        ("resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))", 11, "`ulimit -u` says how many"),
+    ],
+    ids=["umask", "nproc"],
+)
+def test_what_the_system_forbids_a_user_is_a_sentence(limit, error, advice):
+    """Root may do all of it, so root's tests try it as nobody."""
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.getuid() == 0 else []
+    run = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    if nobody and not shutil.which("setpriv"):
+        pytest.skip("there is no setpriv, which runs a command as another user")
+    if run([*nobody, sys.executable, "-c", "import helpers"]).returncode:
+        pytest.skip("nobody may not read this folder, or this Python")
+    begins = f"import os, resource; {limit}; from helpers import World; World(2)"
+    said = run([*nobody, sys.executable, "-c", begins]).stderr
+    assert f"RuntimeError: no ranks can start here ([Errno {error}]" in said and advice in said, said
 
 
 def test_a_script_ends_while_a_call_runs_in_another_of_its_threads():

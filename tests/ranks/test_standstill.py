@@ -8,6 +8,7 @@ import pytest
 
 from helpers.ranks import standstill
 from helpers.ranks.failure import RankStatus
+from three_axes import lines
 from three_axes.count.moves import Begun, Channel, Look, Operation, Waiting
 
 EVERYBODY = (0, 1, 2)
@@ -58,7 +59,7 @@ def test_a_rank_that_moves_is_waited_for():
 
 
 def test_after_some_seconds_without_a_movement_it_is_said(monkeypatch):
-    monkeypatch.setattr(standstill, "STILL", 0.05)
+    monkeypatch.setattr(lines, "STILL", 0.05)
     ranks, said = Ranks([(MOVES, MOVES)] * 9), []
     ranks.look = lambda *_: [RankStatus(finished=True), RankStatus(), RankStatus()]
     watched = standstill.Standstill(ranks, 1, said.append)

@@ -33,6 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from drops.d06 import merged_plan
 from helpers import World, toy
+from helpers.ranks import standstill
 from helpers.ranks.failure import RankError
 from three_axes import counting
 from three_axes.plan import CLUSTERS, MODELS, Job, plan
@@ -86,33 +87,67 @@ def recovery() -> None:
 PAIRS, STEPS = 40, 4
 
 
-def steps_counted(pairs: int) -> list[tuple[float, float]]:
-    """On a rank: seconds of some steps of DDP, alone and under `counting`, in turn first."""
+def steps_of_ddp():
+    """On a rank: a function that does so many steps of DDP, warm by now."""
     model = torch.nn.parallel.DistributedDataParallel(toy.ToyTransformer(hidden=256))
     optimizer = torch.optim.AdamW(model.parameters())
     tokens, targets = toy.make_batch(b=8, s=32)
 
-    def step() -> None:
-        toy.loss_of(model(tokens), targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def steps(number: int) -> None:
+        for _ in range(number):
+            toy.loss_of(model(tokens), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    steps(2)
+    return steps
+
+
+def steps_counted(pairs: int) -> list[tuple[float, float]]:
+    """On a rank: seconds of some steps of DDP, alone and under `counting`, in turn first."""
+    steps = steps_of_ddp()
 
     def turn() -> float:
-        step()  # the first after a change finds cold caches
+        steps(1)  # the first after a change finds cold caches
         dist.barrier()
-        return timed(lambda: [step() for _ in range(STEPS)])
+        return timed(lambda: steps(STEPS))
 
     def counted() -> float:
         with counting():
             return turn()
 
-    step(), step()
     turns = []
     for i in range(pairs):
         first = counted() if i % 2 == 0 else None
         alone = turn()
         turns.append((alone, first or counted()))
     return turns
+
+
+def one_long_call() -> float:
+    """On a rank: seconds of steps for some looks."""
+    steps = steps_of_ddp()
+    dist.barrier()
+    return timed(lambda: steps(4 * STEPS))
+
+
+def cost_of_looking(pairs: int = 20) -> None:
+    """A call of a World, looked at five times a second for a hang, and the same that is never looked at."""
+    soon, never, took = standstill.FIRST, math.inf, []
+    with World(4, timeout=900) as world:
+        for i in range(pairs):
+            of_call = {}
+            for first in (soon, never) if i % 2 else (never, soon):
+                standstill.FIRST = first
+                of_call[first] = world.run(one_long_call)
+            took.append((of_call[never], of_call[soon]))
+    of_ranks = [[(alone[r], looked[r]) for alone, looked in took] for r in range(4)]
+    rows = [
+        [str(rank), f"{median(alone for alone, _ in turns):.2f} s", paired(turns)]
+        for rank, turns in enumerate(of_ranks)
+    ]
+    title = f"What looking for a hang costs: {pairs} pairs of {4 * STEPS} steps of DDP, counted, four ranks"
+    save("looking", title, ["rank", "without a look", "with looks, of without"], rows)
 
 
 def cost_of_counting() -> None:
@@ -125,6 +160,7 @@ def cost_of_counting() -> None:
     ]
     title = f"What counting costs: {PAIRS} pairs of {STEPS} steps of DDP, hidden 256, four ranks"
     save("counting", title, ["rank", "a step alone", "counted, of alone"], rows)
+    cost_of_looking()
 
 
 def build(mesh):

@@ -1,0 +1,327 @@
+"""Programs that end by themselves, each by what a main thread that waits does not see: a thread, a callback,
+a limit, a connection that another rank ends. In plain PyTorch each of ENDS ends in each of five runs.
+"""
+
+import ctypes
+import functools
+import operator
+import threading
+import time
+from _thread import start_new_thread
+from collections import deque
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing import get_context
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+LONG = 0.8  # seconds: a rank that stands is looked at five times a second
+ENDS = {}
+
+
+def ends(function):
+    return ENDS.setdefault(function.__name__, function)
+
+
+def sends(*_):
+    """A message to rank 1, from wherever this is called."""
+    dist.send(torch.ones(4), 1)
+
+
+def sends_later(*_):
+    time.sleep(LONG)
+    sends()
+
+
+def by(helps):
+    """A program: rank 0 stands until rank 1 answers, and rank 1 until what `helps` has begun sends to it."""
+    ENDS[helps.__name__] = functools.partial(_meets, helps)
+    return helps
+
+
+def _meets(helps) -> None:
+    x = torch.ones(4)
+    if dist.get_rank() == 0:
+        kept = helps()
+        dist.recv(x, 1)
+        return callable(kept) and kept()
+    if dist.get_rank() == 1:
+        dist.recv(x, 0)
+        dist.send(x, 0)
+
+
+def when_it_has_ended(leaves):
+    """The same: rank 0 leaves a function with the future of a collective, to which rank 1 comes late."""
+    ENDS[leaves.__name__] = functools.partial(_follows, leaves)
+    return leaves
+
+
+def _follows(leaves) -> None:
+    time.sleep(LONG / 2 if dist.get_rank() == 1 else 0)
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    kept = leaves(work.get_future()) if dist.get_rank() == 0 else work.wait()
+    _meets(lambda: kept)
+
+
+# -- by a thread, a process or a callback ---------------------------------------------------------
+
+
+@by
+def timer():
+    threading.Timer(LONG, sends).start()
+
+
+@by
+def low_level_thread():
+    start_new_thread(sends_later, ())
+
+
+@by
+def thread_of_c():
+    kind = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+    call, thread = kind(sends_later), ctypes.c_ulong()
+    ctypes.CDLL(None).pthread_create(ctypes.byref(thread), None, call, None)
+    return lambda: ctypes.CDLL(None).pthread_join(thread, None) and call
+
+
+@by
+def thread_that_sleeps_in_c():
+    """It has no frame until it sends."""
+    steps = functools.partial(time.sleep, LONG), sends
+    start_new_thread(functools.partial(deque, map(operator.call, steps)), ())
+
+
+@by
+def thread_that_is_named_as_the_courses_own():
+    threading.Thread(target=sends_later, name="three-axes").start()
+
+
+@by
+def pool_of_processes_when_done():
+    pool = ProcessPoolExecutor(1, mp_context=get_context("fork"))
+    pool.submit(time.sleep, LONG).add_done_callback(sends)
+    return pool.shutdown
+
+
+@when_it_has_ended
+def future_of_a_collective(future):
+    return future.then(sends_later)
+
+
+@when_it_has_ended
+def future_of_a_future(future):
+    first = future.then(lambda _: time.sleep(LONG))
+    first.add_done_callback(sends)
+    return first
+
+
+@when_it_has_ended
+def thread_that_has_the_name_of_gloos(future):
+    return future.then(lambda _: start_new_thread(sends_later, ()))
+
+
+@ends
+def callback_that_wakes_the_main_thread():
+    event, work = threading.Event(), dist.all_reduce(torch.ones(4), async_op=True)
+    if dist.get_rank() == 0:
+        future = work.get_future().then(lambda _: (time.sleep(LONG), event.set()))
+        event.wait()
+        future.wait()
+        sends()
+    else:
+        work.wait()
+    if dist.get_rank() == 1:
+        dist.recv(torch.ones(4), 0)
+
+
+@ends
+def rank_that_has_finished():
+    if dist.get_rank() == 0:
+        timer()
+    elif dist.get_rank() == 1:
+        dist.recv(torch.ones(4), 0)
+
+
+@ends
+def callback_of_backward_beside_ddp():
+    """Rank 0's own callback runs after that which begins DDP's wait, and frees rank 1."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    later = lambda *_: torch.autograd.Variable._execution_engine.queue_callback(sends_later)
+    if dist.get_rank() == 0:
+        next(model.parameters()).register_post_accumulate_grad_hook(later)
+    if dist.get_rank() == 1:
+        dist.recv(torch.ones(4), 0)
+    model(torch.ones(1, 2)).sum().backward()
+
+
+@ends
+def hook_of_ddp_that_calls_more_when_a_part_has_ended():
+    def hook(state, bucket):
+        time.sleep(LONG if dist.get_rank() == 1 else 0)
+        more = lambda _: (time.sleep(LONG), dist.all_reduce(bucket.buffer()), bucket.buffer())[-1]
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(more)
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    model.register_comm_hook(None, hook)
+    model(torch.ones(1, 2)).sum().backward()
+
+
+# -- by an end that is not seen, a limit, or an error ---------------------------------------------
+
+
+@ends
+def messages_from_anybody():
+    """The second one is on its way while all stand, and the third is sent by a timer."""
+    x = torch.ones(4)
+    if dist.get_rank() == 0:
+        works = [dist.irecv(x.clone()) for _ in range(2)]
+        time.sleep(LONG)
+        for work in works:
+            work.wait()
+        dist.recv(x)
+    elif dist.get_rank() == 1:
+        for _ in range(2):
+            dist.isend(x, 0).wait()
+        threading.Timer(LONG, dist.send, (x, 0)).start()
+    dist.barrier()
+
+
+@ends
+def message_to_anybody_and_one_to_be_told_from_it():
+    x = torch.ones(4)
+    if dist.get_rank() == 0:
+        early = dist.irecv(x.clone(), 1)
+        time.sleep(LONG)
+        dist.recv(x)
+        early.wait()
+    elif dist.get_rank() == 1:
+        dist.send(x, 0)
+        dist.send(x, 0)
+
+
+@ends
+def views_of_one_buffer():
+    """A receive into one half is open while a functional collective works in the other."""
+    some, x = dist.new_group([0, 2, 3]), torch.zeros(8)
+    late = LONG if dist.get_rank() == 2 else 0
+    work = dist.irecv(x[4:], 1) if dist.get_rank() == 0 else None
+    if dist.get_rank() != 1:
+        time.sleep(late)
+        half = torch.ops._c10d_functional.all_reduce_(x[:4], "sum", some.group_name)
+        torch.ops._c10d_functional.wait_tensor(half)
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(4), 1)
+        work.wait()
+    elif dist.get_rank() == 1:
+        dist.recv(torch.ones(4), 0)
+        dist.send(torch.ones(4), 0)
+
+
+@ends
+def limit_of_a_wait():
+    if dist.get_rank() == 0:
+        with suppress(RuntimeError):
+            dist.irecv(torch.ones(4), 1).wait(timedelta(seconds=LONG))
+
+
+def _fails_in(sets) -> None:
+    """Rank 0 waits in a group to which rank 1 does not come, until a limit; then they meet in another."""
+    x, group, other = torch.ones(4), dist.new_group([0, 1]), dist.new_group([0, 1])
+    if dist.get_rank() < 2:
+        dist.all_reduce(x, group=group)
+        calls = sets(group)
+        if dist.get_rank() == 0:
+            with suppress(RuntimeError):
+                calls(x)
+        dist.all_reduce(x, group=other)
+
+
+@ends
+def limit_of_a_group():
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=LONG))
+    if dist.get_rank() == 1:
+        with suppress(RuntimeError):
+            dist.all_reduce(torch.ones(4), group=group)
+
+
+@ends
+def limit_of_one_call():
+    def sets(group):
+        options = dist.AllreduceOptions()
+        options.timeout = timedelta(seconds=LONG)
+        return lambda x: group.allreduce([x], options).wait()
+
+    _fails_in(sets)
+
+
+@ends
+def limit_that_is_set_later():
+    def sets(group):
+        _set_pg_timeout(timedelta(seconds=LONG), group)
+        return lambda x: dist.all_reduce(x, group=group)
+
+    _fails_in(sets)
+
+
+@ends
+def connection_that_another_rank_ends():
+    """Rank 0's operation raises when others end its group. Then the rank goes on and frees rank 1."""
+    group, x = dist.new_group([0, 1, 2, 3]), torch.ones(4)
+    if dist.get_rank() == 0:
+        with suppress(RuntimeError):
+            dist.gather(x, [torch.ones(4) for _ in range(4)], group=group)
+        sends()
+    elif dist.get_rank() == 1:
+        dist.recv(x, 0)
+    else:
+        time.sleep(LONG)
+        dist.destroy_process_group(group)
+
+
+@ends
+def check_that_finds_two_collectives():
+    """Where each is checked first, both ranks raise, and go on."""
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    group, x = dist.new_group(timeout=timedelta(seconds=20)), torch.ones(2)
+    dist.set_debug_level(before)
+    if dist.get_rank() == 1:
+        time.sleep(LONG)
+    with suppress(RuntimeError):
+        dist.all_reduce(x, group=group) if dist.get_rank() else dist.broadcast(x, 0, group=group)
+
+
+@ends
+def group_that_comes_again(folder):
+    """Rank 0 has called one collective more before: numbers would part."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.all_reduce(torch.ones(4))
+    dist.destroy_process_group()
+    for again in range(2):
+        if rank == 0:
+            time.sleep(LONG)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/{again}", rank=rank, world_size=size)
+        if again == 0:
+            dist.barrier()
+            dist.destroy_process_group()
+    if rank == 0:
+        time.sleep(LONG)
+    dist.all_gather_object([None] * size, rank)
+
+
+@ends
+def backend_called_by_itself():
+    """What rank 0 sends passes no operator; then it stands."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    x = torch.ones(4)
+    if dist.get_rank() == 0:
+        work = backend.send([x], 1, 7)
+        dist.recv(x, 1)
+        work.wait()
+    elif dist.get_rank() == 1:
+        time.sleep(LONG)
+        dist.recv(x, 0, tag=7)
+        dist.send(x, 0)
