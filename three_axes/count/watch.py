@@ -222,8 +222,10 @@ class Watch:
             gone = {r: one for r, one in told.items() if one.gone}
             for note in _boxes():
                 its = told.get(note["rank"], Told(0, False, Look(0)))
-                is_elsewhere = its.last and its.last["number"] == note["number"] and not its.look.stands
-                if not (its.gone or is_elsewhere):
+                is_its_last = its.last is not None and its.last["number"] == note["number"]
+                # A rank that waited, or that raised, is told by what it began.
+                is_elsewhere = is_its_last and its.line and not its.look.stands
+                if not its.gone and (note["rank"] == self._counter.rank or not is_elsewhere):
                     told[note["rank"]] = Noted(0, False, Look(0), last=note)
             missing = absent(self._counter.last, gone)
             if self._counter.has_failed or gone:
