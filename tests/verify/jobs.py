@@ -1,26 +1,123 @@
-"""What right and wrong jobs are made of: small models, data that is another on each rank, a loop."""
+"""What jobs are made of: programs, of which each job is one or an edit, and what is used in them."""
 
+# ruff: noqa: F401  rows of jobs.csv use what is imported
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+import engine
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as post_local
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from drops import b5
 from helpers.toy.tensor import copy_to_tp, reduce_from_tp
 
-STEPS, WIDE = 6, 8
+WIDE = 8
+
+PROGRAMS = {
+    "sum": """
+model = net()
+# before
+optimizer = adam(model)
+for step in range(6):
+    x = rows(step)
+    loss(model, x).backward()
+    average(model)
+    optimizer.step()
+    optimizer.zero_grad()
+    # after
+""",
+    "ddp": """
+model = DDP(net(drop=0.1))
+# before
+torch.manual_seed(rank)  # of dropout
+optimizer = adam(model)
+for step in range(6):
+    x = rows(step)
+    loss(model, x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    # after
+""",
+    "tensor": """
+mesh = mesh_of(dp=2, tp=2)
+dp, tp = mesh.get_group("dp"), mesh.get_group("tp")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(WIDE, WIDE), Split(tp), Split(tp))
+optimizer = adam(model)
+for step in range(6):
+    x = rows(step, dist.get_rank(dp))
+    loss(model, x).backward()
+    average(model, dp)
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "pipeline": """
+mesh = mesh_of(pp=2, dp=2)
+pp, dp = mesh.get_group("pp"), mesh.get_group("dp")
+torch.manual_seed(dist.get_rank(pp))
+stage = Stage(dist.get_rank(pp), own_numbers=False)
+optimizer = adam(stage)
+for step in range(6):
+    forward_and_backward(stage, rows(step), pp)
+    average(stage, dp)
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "experts": """
+mesh = mesh_of(edp=2, ep=2)
+edp, ep = mesh.get_group("edp"), mesh.get_group("ep")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(WIDE, WIDE), Experts(ep, seed=dist.get_rank(ep)), nn.LayerNorm(WIDE))
+optimizer = adam(model)
+for step in range(6):
+    x = rows(step)
+    loss(model, x).backward()
+    average(model, edp)
+    average(model, ep, but="1.experts")
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+}
 
 
-def kept_in(jobs: dict):
-    """A decorator for jobs: `jobs` gets name -> (function, words that must be said)."""
+class Job(NamedTuple):
+    """verdict: right, noted or wrong. says: what `verify` must print. text: the job's lines."""
 
-    def of(*words: str):
-        def keep(job):
-            jobs[job.__name__] = job, words
-            return job
+    verdict: str
+    says: list[str]
+    text: str
 
-        return keep
+    def run(self, names: dict) -> None:
+        """On a rank: what the job makes is kept in `names`, until the caller lets go of it."""
+        names |= globals() | dict(rank=dist.get_rank(), size=dist.get_world_size())
+        exec(compile(self.text, "job.py", "exec"), names)
 
-    return of
+
+def jobs() -> dict[str, Job]:
+    """The rows of jobs.csv by name, each an edit of a program or of an earlier row."""
+    made, texts = {}, dict(PROGRAMS)
+    for row in csv.DictReader(Path(__file__).with_name("jobs.csv").open(encoding="utf-8")):
+        text = texts[row["of"]]
+        texts[row["name"]] = text = b5.changed(text, row["edit"], row["of"]) if row["edit"] else text
+        made[row["name"]] = Job(row["verdict"], row["says"].split(" & "), text)
+    return made
+
+
+def mesh_of(**sizes: int):
+    return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
 def net(seed: int = 0, *, norm: type[nn.Module] = nn.LayerNorm, drop: float = 0.0) -> nn.Sequential:
@@ -40,12 +137,12 @@ def rows(step: int, rank: int | None = None, n: int = 4) -> torch.Tensor:
     return torch.randn(n, WIDE, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def average(model: nn.Module, group=None, but: str = "nothing") -> None:
-    """Average the gradients over a group, one by one, but for those whose name begins so."""
-    for name, p in model.named_parameters():
-        if p.grad is not None and not name.startswith(but):
-            dist.all_reduce(p.grad, group=group)
-            p.grad /= dist.get_world_size(group)
+def batches(seed: int = 0):
+    """The same, of a loader."""
+    data = TensorDataset(torch.randn(48, WIDE, generator=torch.Generator().manual_seed(0)))
+    sampler = DistributedSampler(data, seed=seed)
+    sampler.set_epoch(3)
+    return (x for (x,) in DataLoader(data, batch_size=2, sampler=sampler))
 
 
 def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -54,20 +151,87 @@ def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return (y - x[: len(y)].roll(1, 1)).square().mean()
 
 
-def train(model, optimizer, *, reduce=None, after=None, data=rows, steps: int = STEPS) -> None:
-    """reduce(model): between backward and the step. after(step): behind it."""
-    for step in range(steps):
-        loss(model, data(step)).backward()
-        if reduce:
-            reduce(model)
-        optimizer.step()
-        optimizer.zero_grad()
-        if after:
-            after(step)
+def mean(tensor: torch.Tensor, group=None) -> None:
+    """In place, over the ranks of a group."""
+    dist.all_reduce(tensor, group=group)
+    tensor /= dist.get_world_size(group)
 
 
-def mesh_of(**sizes: int):
-    return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+def average(model: nn.Module, group=None, but: str = "nothing") -> None:
+    """Average the gradients over a group, one by one, but for those whose name begins so."""
+    for name, p in model.named_parameters():
+        if p.grad is not None and not name.startswith(but):
+            mean(p.grad, group)
+
+
+def moving_average(model: nn.Module) -> AveragedModel:
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+
+class Named(nn.Sequential):
+    """Takes its rows by keyword."""
+
+    def forward(self, *, rows):
+        return super().forward(rows)
+
+
+class Cut(nn.Module):
+    """Each rank takes its rows of the batch; where it `gathers`, it reads what others have made of theirs."""
+
+    def __init__(self, *, gathers: bool = False):
+        super().__init__()
+        self.inner, self.gathers = net(), gathers
+
+    def forward(self, x):
+        mine = self.inner(x.chunk(dist.get_world_size())[dist.get_rank()])
+        every = [torch.empty_like(mine) for _ in range(dist.get_world_size() if self.gathers else 0)]
+        if self.gathers:
+            dist.all_gather(every, mine.detach())
+        return mine * torch.cat(every).mean() if self.gathers else mine
+
+
+class Positions(nn.Module):
+    """Looks up positions before it reads its rows, so that its first layer gets the same on all ranks."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.places, self.first = nn.Embedding(4, WIDE), nn.Linear(WIDE, WIDE)
+
+    def forward(self, x, *, within: bool = False):
+        at = self.places(torch.arange(4 // (dist.get_world_size() if within else 1)))
+        if within:  # each rank takes its rows of the whole batch
+            x = x.chunk(dist.get_world_size())[dist.get_rank()]
+        return self.first(x) + at
+
+
+class Lora(nn.Module):
+    def __init__(self, base: nn.Linear):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.a = nn.Linear(base.in_features, 2, bias=False)
+        self.b = nn.Linear(2, base.out_features, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x))
+
+
+class Owned(torch.optim.Optimizer):
+    """Each parameter is one rank's to update; all hold a momentum, the owner's alone is used."""
+
+    def __init__(self, parameters, lr=0.01):
+        super().__init__(parameters, dict(lr=lr))
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+
+    @torch.no_grad()
+    def step(self):
+        for i, p in enumerate(self.param_groups[0]["params"]):
+            owner = i % dist.get_world_size()
+            if owner == dist.get_rank():
+                p.sub_(self.state[p]["momentum_buffer"].mul_(0.9).add_(p.grad), alpha=0.01)
+            dist.broadcast(p.data, owner)
 
 
 class Split(nn.Module):
@@ -92,14 +256,18 @@ class Split(nn.Module):
 
 
 class Stage(nn.Module):
-    """A stage of a pipeline by hand; its layers have numbers of their own, or the whole model's."""
+    """One of two stages by hand; its layers have numbers of their own, or the whole model's. Where words are
+    `tied`, both stages hold them alike and other layers.
+    """
 
-    def __init__(self, number: int, stages: int, own_numbers: bool, tied: bool = False):
+    def __init__(self, number: int, own_numbers: bool, tied: bool = False):
         super().__init__()
         first = 0 if own_numbers else 2 * number
+        self.words = nn.Parameter(torch.randn(WIDE, WIDE)) if tied else None
+        if tied:
+            torch.manual_seed(5 + number)
         self.layers = nn.ModuleDict({str(first + i): nn.Linear(WIDE, WIDE) for i in range(2)})
         self.norm = nn.LayerNorm(WIDE)
-        self.words = nn.Parameter(torch.randn(WIDE, WIDE)) if tied and number in (0, stages - 1) else None
 
     def forward(self, x):
         x = x if self.words is None else x @ self.words
@@ -108,26 +276,20 @@ class Stage(nn.Module):
         return self.norm(x)
 
 
-def train_pipeline(stage, optimizer, pp, *, data=rows, reduce=None) -> None:
-    """Two stages over the group `pp`, by sends and receives."""
-    number = dist.get_rank(pp)
-    for step in range(STEPS):
-        if number == 0:
-            out = stage(data(step))
-            dist.send(out.detach(), group=pp, group_dst=1)
-            gradient = torch.empty_like(out)
-            dist.recv(gradient, group=pp, group_src=1)
-            out.backward(gradient)
-        else:
-            x = torch.empty(4, WIDE)
-            dist.recv(x, group=pp, group_src=0)
-            x.requires_grad_()
-            loss(stage, x).backward()
-            dist.send(x.grad, group=pp, group_dst=0)
-        if reduce:
-            reduce(stage)
-        optimizer.step()
-        optimizer.zero_grad()
+def forward_and_backward(stage: Stage, x: torch.Tensor, pp) -> None:
+    """One batch through two stages, by sends and receives."""
+    if dist.get_rank(pp) == 0:
+        out = stage(x)
+        dist.send(out.detach(), group=pp, group_dst=1)
+        gradient = torch.empty_like(out)
+        dist.recv(gradient, group=pp, group_src=1)
+        out.backward(gradient)
+    else:
+        x = torch.empty(4, WIDE)
+        dist.recv(x, group=pp, group_src=0)
+        x.requires_grad_()
+        loss(stage, x).backward()
+        dist.send(x.grad, group=pp, group_dst=0)
 
 
 class Slices(torch.optim.Optimizer):
@@ -154,10 +316,10 @@ class Slices(torch.optim.Optimizer):
 class Experts(nn.Module):
     """One expert a rank over ep; rows go to the next rank's expert and come back."""
 
-    def __init__(self, group, expert_seed: int):
+    def __init__(self, group, seed: int):
         super().__init__()
         self.group, self.router = group, nn.Linear(WIDE, WIDE)
-        torch.manual_seed(expert_seed)
+        torch.manual_seed(seed)
         self.experts = nn.ModuleList([nn.Linear(WIDE, WIDE)])
 
     def forward(self, x):
