@@ -23,11 +23,6 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def median_seconds(action: Callable[[], object], times: int) -> float:
-    """Seconds of an action, the median of so many calls."""
-    return statistics.median(timed(action) for _ in range(times))
-
-
 def paired(pairs: Sequence[tuple[float, float]]) -> str:
     """'1.02 (0.97 to 1.08)': the second of each pair over the first, the median and the extremes."""
     ratios = sorted(second / first for first, second in pairs)
