@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import World, count_from_here, toy
-from helpers.toy.backward import do_or_put_off
+from helpers.toy.backward import late_weights
 from three_axes.paper import schedules
 from three_axes.plan import Job, Layout, ModelShape
 from three_axes.plan.frameworks import TOY
@@ -168,40 +168,6 @@ ORDERS = {
 }
 
 
-class LateLinear(torch.autograd.Function):
-    """x · Wᵀ, whose backward finds dx = dy · W at once, and dW = dyᵀ · x now or later."""
-
-    @staticmethod
-    def forward(ctx, x, weight):
-        """x (…, i) and weight (o, i) -> (…, o)."""
-        ctx.save_for_backward(x)
-        ctx.weight = weight
-        return x @ weight.T
-
-    @staticmethod
-    def backward(ctx, dy):
-        """dy (…, o) -> dx (…, i). None for the weight: `find` adds dW to its gradient itself."""
-        (x,), weight = ctx.saved_tensors, ctx.weight
-
-        def find():
-            gradient = dy.flatten(0, -2).T @ x.flatten(0, -2)
-            weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
-
-        if weight.requires_grad:
-            do_or_put_off(find)
-        return dy @ weight, None
-
-
-def split_backward(module: torch.nn.Module) -> torch.nn.Module:
-    """Let every Linear of `module` find its weight's gradient apart, so that B can run as I and W. Norms and
-    embeddings stay with I. Returns the module.
-    """
-    for part in module.modules():
-        if isinstance(part, torch.nn.Linear):
-            part.forward = lambda x, part=part: LateLinear.apply(x, part.weight)
-    return module
-
-
 def on_a_schedule(schedule, kinds):
     group = dist.new_group(list(range(schedule.p)))
     rank, stages = dist.get_rank(), len(schedule.rank_of)
@@ -210,7 +176,7 @@ def on_a_schedule(schedule, kinds):
     model = prepare(rank, layers=stages, **kinds)
     toy.share_weights(model, group)
     chunks = {k: toy.stage_of(model, k, stages) for k in range(stages) if schedule.rank_of[k] == rank}
-    held = torch.nn.ModuleList(split_backward(chunk) for chunk in chunks.values())
+    held = torch.nn.ModuleList(chunks.values())
 
     def step(tokens, targets):
         parts = tokens.chunk(schedule.m), targets.chunk(schedule.m)
@@ -381,6 +347,12 @@ def test_what_stands_in_for_compute_waits_as_long_as_it_is_told(monkeypatch):
     assert slept == [1] and made.shape == (1, 2, 256) and made.unique().tolist() == [0, 0.5]
     made.sum().backward()
     assert slept == [1, 2, 4]
+    with late_weights(jobs := []):
+        toy.StandIn(1.0, 2.0, 4.0)(torch.tensor([[0, 128]])).sum().backward()
+    assert slept == [1, 2, 4, 1, 2]
+    (of_weights,) = jobs
+    of_weights()
+    assert slept[5:] == [4]
 
 
 @pytest.mark.parametrize("sizes", [dict(heads=3), dict(hidden=30), dict(heads=6, hidden=36)])
