@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from traces import by_hand, nccl, x
 
 from three_axes.__main__ import main
-from three_axes.explain import Unreadable, explain
+from three_axes.explain import explain
 from three_axes.explain.collectives import operation
 from three_axes.explain.reading import read
 from three_axes.explain.split import both, length, union, without
+from three_axes.foreign import Unreadable
 
 BY_HAND = json.dumps({"traceEvents": by_hand()}).encode()
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda s: (s[0], s[0] + s[1])))
