@@ -111,16 +111,12 @@ def misplace(model, seed: int) -> None:
 shared = worlds.shared(4, many=30, timeout=120)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS[::3], ids=str)
-def test_every_layout_is_the_model(layout, shared):
-    _is_the_model(layout, shared)
-
-
-@pytest.mark.exhaustive
-def test_two_hundred_layouts_are_the_model(shared):
+@pytest.mark.parametrize(
+    "count", [pytest.param(5, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.exhaustive)]
+)
+def test_layouts_are_the_model(shared, count):
     """Of all axes, schedules, microbatches, batches and types; the same layouts each time."""
-    for layout, job in drawn(200):
+    for layout, job in drawn(count):
         _is_the_model(layout, shared, **job)
 
 

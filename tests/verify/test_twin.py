@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 import worlds
 from torch import nn
 
+from drops import b5
 from three_axes.verify import verify
 
 shared = worlds.shared(2, many=60, timeout=60)
@@ -32,145 +32,105 @@ def batch():
     return tokens, targets
 
 
-class Step:
-    """A right step over dp, in parts that a case replaces."""
+STEP = f"""
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 
-    shares = False  # whether the loss is a rank's share of a sum
+OUT = {OUT}
 
-    def __call__(self, model, batch, mesh):
-        rank, size = (mesh.get_local_rank(), mesh.size()) if mesh else (0, 1)
-        self.begin(model, rank, mesh)
-        tokens, targets = self.part(batch, rank, size)
-        loss = self.loss(self.forward(model, tokens, rank, size), targets, self.count(batch[1]))
-        loss.backward()
-        for name, p in model.named_parameters():
-            if mesh and not self.leaves(name):
-                dist.all_reduce(p.grad)
-        self.clip(model)
-        total = loss.detach()
-        if mesh and not self.shares:
-            dist.all_reduce(total)
-        return total
-
-    def begin(self, model, rank, mesh): ...
-    def part(self, batch, rank, size):
-        return tuple(t.chunk(size)[rank] for t in batch)
-
-    def forward(self, model, tokens, rank, size):
-        return model(tokens)
-
-    def count(self, targets):
-        return (targets != OUT).sum()
-
-    def loss(self, scores, targets, count):
-        return (
-            F.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=OUT, reduction="sum")
-            / count
-        )
-
-    def leaves(self, name):
-        return False
-
-    def clip(self, model): ...
-
-
-class Shares(Step):
-    shares = True
-
-
-class Zeroes(Step):
-    def begin(self, model, rank, mesh):
-        model.zero_grad()
-
-
-class OneNeverZeroes(Step):
-    def begin(self, model, rank, mesh):
-        if not (mesh and rank == 1):
-            model.zero_grad()
-
-
-class ByHand(Step):
-    def clip(self, model):
-        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
-        for p in model.parameters():
-            p.grad *= 0.05 / norm
-
-
-class ByHandButOne(ByHand):
-    def leaves(self, name):
-        return name == "1.weight"
-
-
-class Overlap(Step):
-    def part(self, batch, rank, size):
-        return tuple(t if size == 1 else t[rank : rank + 2] for t in batch)
-
-
-class Same(Step):
-    def part(self, batch, rank, size):
-        return tuple(t.chunk(size)[0] for t in batch)
-
-
-class Labels(Step):
-    def part(self, batch, rank, size):
-        return batch[0].chunk(size)[rank], batch[1].chunk(size)[size - 1 - rank]
-
-
-class Shifted(Step):
-    def part(self, batch, rank, size):
-        tokens, targets = super().part(batch, rank, size)
-        return tokens, targets.roll(1, 1) if size > 1 else targets
-
-
-class Padding(Step):
-    def loss(self, scores, targets, count):
-        if len(targets) == 4:
-            return super().loss(scores, targets, count)
-        targets = targets.where(targets != OUT, 0)
-        return F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum") / count
-
-
-class OtherEps(Step):
-    def begin(self, model, rank, mesh):
-        model[2].eps = 1e-3 if rank else 1e-5
-
-
-class Slightly(Step):
-    def begin(self, model, rank, mesh):
-        self.split = mesh is not None
-
-    def clip(self, model):
-        for p in model.parameters() if self.split else ():
-            p.grad *= 1 + 3.6e-05
-
-
-RIGHT = [Step, Shares, Zeroes, ByHand]
+def step(model, batch, mesh):
+    rank, size = (mesh.get_local_rank(), mesh.size()) if mesh else (0, 1)
+    tokens, targets = (t.chunk(size)[rank] for t in batch)
+    scores, count = model(tokens).flatten(0, 1), (batch[1] != OUT).sum()
+    loss = F.cross_entropy(scores, targets.flatten(), ignore_index=OUT, reduction="sum") / count
+    loss.backward()
+    for name, p in model.named_parameters():
+        if mesh:
+            dist.all_reduce(p.grad)
+    total = loss.detach()
+    if mesh:
+        dist.all_reduce(total)
+    return total
+"""
+BY_HAND = (
+    "    total = =>     norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()⏎"
+    "    for p in model.parameters(): p.grad *= 0.05 / norm⏎    total ="
+)
+RIGHT = {
+    "as it is": "",
+    "each rank's loss is its share of a sum": "    if mesh:⏎        dist.all_reduce(total)⏎ => ",
+    "gradients are set to zero": "    loss. =>     model.zero_grad()⏎    loss.",
+    "clipped by hand": BY_HAND,
+}
 WRONG = {
-    OneNeverZeroes: ("not zeroed", "step 1's gradients are still in them"),
-    ByHandButOne: ("not summed", "gradients of 1.weight: never summed over dp"),
-    Overlap: ("rows missing", "row 4 of 4 went into no rank"),
-    Same: ("rows missing", "rows 3–4 of 4 went into no rank"),
-    Labels: ("targets", "on rank 0 row 1 is scored by the targets of row 3"),
-    Shifted: ("targets", "targets that are not the twin's"),
-    Padding: ("targets", "on rank 0 row 2 is scored by"),
-    OtherEps: ("arithmetic", "on rank 1 alone, whose arithmetic differs"),
-    Slightly: ("scaled", "3.6e-05 of it more than the twin's"),
+    "one rank sets none to zero": (
+        "    loss. =>     if not (mesh and rank == 1): model.zero_grad()⏎    loss.",
+        "not zeroed",
+        "step 1's gradients are still in them",
+    ),
+    "clipped by hand, and one is not summed": (
+        f'{BY_HAND} &         if mesh: =>         if mesh and name != "1.weight":',
+        "not summed",
+        "gradients of 1.weight: never summed over dp",
+    ),
+    "rows overlap": (
+        "t.chunk(size)[rank] => (t[rank : rank + 2] if mesh else t)",
+        "rows missing",
+        "row 4 of 4 went into no rank",
+    ),
+    "all ranks take the first rows": (
+        "t.chunk(size)[rank] => t.chunk(size)[0]",
+        "rows missing",
+        "rows 3–4 of 4 went into no rank",
+    ),
+    "the other rank's targets": (
+        "    scores, =>     targets = batch[1].chunk(size)[size - 1 - rank]⏎    scores,",
+        "targets",
+        "on rank 0 row 1 is scored by the targets of row 3",
+    ),
+    "targets are shifted": (
+        "targets.flatten() => (targets.roll(1, 1) if mesh else targets).flatten()",
+        "targets",
+        "targets that are not the twin's",
+    ),
+    "padding is scored": (
+        "targets.flatten() => targets.where(targets != OUT, 0 if mesh else OUT).flatten()",
+        "targets",
+        "on rank 0 row 2 is scored by",
+    ),
+    "another eps on one rank": (
+        "    scores, =>     model[2].eps = 1e-3 if rank else 1e-5⏎    scores,",
+        "arithmetic",
+        "on rank 1 alone, whose arithmetic differs",
+    ),
+    "slightly too large": (
+        "    total = =>     for p in model.parameters(): p.grad *= 1 + 3.6e-05 * bool(mesh)⏎    total =",
+        "scaled",
+        "3.6e-05 of it more than the twin's",
+    ),
 }
 
 
-@pytest.mark.parametrize("step", RIGHT)
-def test_right_steps_are_not_accused(step, shared):
+def verified(edit: str):
+    """On a rank: what verify says of the step with an edit."""
+    exec(b5.changed(STEP, edit, "the step") if edit else STEP, names := {})
+    return verify(build, names["step"], batch(), "dp 2")
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_steps_are_not_accused(name, shared):
     with shared.lent() as world:
-        report = world.run(verify, build, step(), batch(), "dp 2")[0]
+        report = world.run(verified, RIGHT[name])[0]
     assert report.ok, report
-    assert ("equal, a sum over dp" in repr(report)) == (step is Shares)
+    assert ("equal, a sum over dp" in repr(report)) == ("share" in name)
 
 
-@pytest.mark.parametrize("step", WRONG)
-def test_wrong_steps_are_explained(step, shared):
-    kind, words = WRONG[step]
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_steps_are_explained(name, shared):
+    edit, kind, words = WRONG[name]
     with shared.lent() as world:
-        report = world.run(verify, build, step(), batch(), "dp 2")[0]
+        report = world.run(verified, edit)[0]
     assert kind in {found.cause.kind for found in report.found}, report
     assert words in " ".join(repr(report).split()), report
     assert " 1 times" not in repr(report) and "0.9999" not in repr(report), report
