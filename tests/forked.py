@@ -1,5 +1,6 @@
 """Runs commands in processes that are forked from the ranks' fork server (`helpers.ranks.server`). The server
-has imported torch; in a new Python that import takes longer than most commands.
+has imported torch; in a new Python that import takes longer than most commands. `python` runs code in
+a new one, where nothing is imported yet.
 """
 
 import faulthandler
@@ -14,6 +15,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
 GRACE = 5.0  # seconds for the other ranks, when one has failed
 
 
@@ -72,6 +74,13 @@ def command(
         out, err = ("".join(file.with_suffix(end).read_text() for file in files) for end in (".out", ".err"))
     status = next((process.exitcode for process in processes if process.exitcode), 0)
     return subprocess.CompletedProcess(argv, status, out, err)
+
+
+def python(code: str, cwd=ROOT, timeout: float = 300, **environ: str) -> subprocess.CompletedProcess:
+    """What a new Python does with this code. environ: what is added to the environment."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "notebooks")])
+    how = dict(cwd=cwd, env=os.environ | {"PYTHONPATH": path} | environ, capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-c", code], timeout=timeout, **how)
 
 
 def end_with_starter() -> None:

@@ -1,11 +1,7 @@
 """Frames of all threads are read while garbage collection is off."""
 
-import subprocess
-import sys
-
+import forked
 import pytest
-
-from three_axes.files import ROOT
 
 # Each round leaves garbage that holds a `threading.local`, and lets the collector run a little later: the new
 # frame of `look` is made inside the function that is called.
@@ -27,6 +23,5 @@ print(gc.isenabled(), gc.disable(), look() and gc.isenabled())
 
 @pytest.mark.parametrize("ask", ["_current_frames", "_current_exceptions"])
 def test_who_looks_at_threads_is_never_caught_by_the_collector(ask):
-    program = [sys.executable, "-c", PROGRAM.replace("ASK", ask)]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = forked.python(PROGRAM.replace("ASK", ask), timeout=60)
     assert done.stdout == "True None False\n", done.stderr

@@ -3,9 +3,7 @@
 import ast
 import importlib
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+import forked
 import pytest
 
 try:
@@ -268,10 +267,7 @@ def test_frames_of_all_threads_are_asked_for_in_one_place():
 def test_the_first_drop_loads_neither_the_planner_nor_the_trace():
     rooms = ("three_axes.plan", "three_axes.trace")
     code = f"import sys, drops.d01; print([m for m in sys.modules if m.startswith({rooms})])"
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'notebooks'}"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300
-    )
+    done = forked.python(code)
     assert done.stdout.strip() == "[]", done
 
 
@@ -280,10 +276,7 @@ def test_paper_plan_and_explain_need_no_torch():
         "import sys, three_axes.plan.planner, three_axes.paper.placement, three_axes.explain;"
         " print('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300
-    ).stdout
-    assert loaded.strip() == "False"
+    assert forked.python(code).stdout.strip() == "False"
 
 
 def test_files_stay_small_enough_to_be_read():

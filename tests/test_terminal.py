@@ -2,9 +2,9 @@
 
 import io
 import os
-import subprocess
 import sys
 
+import forked
 import pytest
 
 from three_axes.__main__ import main
@@ -97,9 +97,7 @@ def test_the_shell_is_told_what_may_come_next(typed, offered, tmp_path):
     asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "told")}
     asked |= {"COMP_LINE": f"three-axes {typed}", "COMP_POINT": str(len(f"three-axes {typed}"))}
     code = "import sys; sys.argv = ['three-axes']; from three_axes.__main__ import command; command()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True
-    )
+    done = forked.python(code, **asked)
     told = (tmp_path / "told").read_text().split("\v")
     assert offered in [one.strip() for one in told], (told, done.stderr)
 

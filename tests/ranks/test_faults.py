@@ -2,19 +2,16 @@
 what a failed operation leaves behind.
 """
 
-import os
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
 
+import forked
 import pytest
 import torch
 import torch.distributed as dist
 
 from helpers import rank_state
-from three_axes.files import ROOT
 
 BEGIN = "import os, multiprocessing, sys\nfrom helpers import World\n"
 PROGRAMS = {
@@ -37,9 +34,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("where", PROGRAMS)
 def test_a_world_says_what_it_can_do_where_it_is_made(where, tmp_path):
     program, told = PROGRAMS[where]
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
-    how = dict(cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
-    done = subprocess.run([sys.executable, "-c", BEGIN + program], **how)
+    done = forked.python(BEGIN + program, cwd=tmp_path, PYTHONIOENCODING="ascii")
     assert told in done.stdout and done.returncode == 0, done
 
 

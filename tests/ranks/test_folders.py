@@ -5,14 +5,13 @@ ranks. And messages of a rank that stops in the middle, or that cannot print its
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from forked import python as kernel
 from test_world import all_end, linux
 
 from helpers import World
@@ -26,12 +25,6 @@ ONE_CALL = "from helpers import World; print(World(2).run(lambda: 7))"
 class Exits:
     def __reduce__(self):
         return exit, (3,)
-
-
-def kernel(code: str, **environ) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", code]
-    environ = {**os.environ, **environ}
-    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
 
 
 def frozen_while_it_sends():

@@ -7,12 +7,11 @@ import json
 import random
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import unquote
 
 import axe_playwright_python
+import forked
 import nbformat
 import pytest
 import yaml
@@ -217,7 +216,7 @@ def test_pages_need_no_torch():
         "from tools.site import build, drop, first\n"
         "assert first.first() and all(map(drop.page, (notebooks()[1], notebooks()[11])))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = forked.python(code)
     assert done.returncode == 0, done.stderr
 
 
