@@ -74,10 +74,10 @@ class _Zero:
     Call `step()` after backward. Raises ValueError for a model whose parts share parameters.
     """
 
-    def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None):
+    def __init__(self, model: nn.Sequential, group=None):
         cut = [(part, Unit(held, group)) for part, held in zip(model, trainable(model)) if held]
         self.parts, self.units = zip(*cut)
-        self.optimizer = torch.optim.AdamW([unit.shard for unit in self.units], lr=lr)
+        self.optimizer = torch.optim.AdamW([unit.shard for unit in self.units], lr=1e-3)
 
     def step(self) -> None:
         self.optimizer.step()
@@ -93,8 +93,8 @@ class Zero1(_Zero):
     Megatron-LM does for half-precision weights (`accumulate_allreduce_grads_in_fp32`).
     """
 
-    def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None, precise_sums: bool = False):
-        super().__init__(model, lr, group)
+    def __init__(self, model: nn.Sequential, group=None, precise_sums: bool = False):
+        super().__init__(model, group)
         self.precise_sums = precise_sums
         for unit in self.units if precise_sums else ():
             for p in unit.parameters:
@@ -122,8 +122,8 @@ class Zero2(_Zero):
     and the whole gradients are freed.
     """
 
-    def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None):
-        super().__init__(model, lr, group)
+    def __init__(self, model: nn.Sequential, group=None):
+        super().__init__(model, group)
         for unit in self.units:
             self._watch(unit)
 
@@ -152,8 +152,8 @@ class Zero3(Zero2):
     PyTorch calls this fully sharded data parallelism, FSDP.
     """
 
-    def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None):
-        super().__init__(model, lr, group)
+    def __init__(self, model: nn.Sequential, group=None):
+        super().__init__(model, group)
         for part, unit in zip(self.parts, self.units):
             part.register_forward_pre_hook(lambda _, args, unit=unit: self.fill(unit))
             part.register_forward_hook(lambda _, args, y, unit=unit: self._after_forward(unit, y))
