@@ -118,5 +118,5 @@ $(VENV)/.torch: | $(VENV)/.made
 $(PEERS)/.ready: pyproject.toml constraints.txt
 	$(MAKE) VENV=$(PEERS) $(PEERS)/.torch
 	$(PEERS)/bin/python $(PIP) --quiet --editable '.[test]'
-	for peer in ipyparallel torchmonarch; do $(PEERS)/bin/python $(PIP) --quiet $$peer || true; done
+	$(PEERS)/bin/python $(PIP) --quiet ipyparallel || true
 	@touch $@

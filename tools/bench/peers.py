@@ -38,6 +38,7 @@ from report import save, timed
 from helpers.ranks.ports import free_port
 
 MARK = "THREE_AXES_BENCH"
+N = 4  # ranks
 PATIENCE = 45  # seconds until a driver that waits for what failed is called hung; starting takes some of it
 
 
@@ -76,14 +77,14 @@ def stuck() -> None:
     time.sleep(300)
 
 
-def join(rank: int, n: int, port: str) -> None:
+def join(rank: int, port: str) -> None:
     """Make a group, for launchers that know none."""
     where, patience = f"tcp://127.0.0.1:{port}", timedelta(minutes=10)
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=n, timeout=patience)
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=N, timeout=patience)
 
 
-def joined(rank: int, n: int, port: str, fn) -> None:
-    join(rank, n, port)
+def joined(rank: int, port: str, fn) -> None:
+    join(rank, port)
     fn()
     dist.destroy_process_group()
 
@@ -96,10 +97,10 @@ class Ours:
 
     keeps = True
 
-    def start(self, n: int) -> None:
+    def start(self) -> None:
         from helpers import World
 
-        self.world = World(n)
+        self.world = World(N)
 
     def call(self, fn):
         return self.world.run(fn)
@@ -113,13 +114,13 @@ class Spawn:
 
     keeps = False
 
-    def start(self, n: int) -> None:
-        self.n = n
+    def start(self) -> None:
+        pass
 
     def call(self, fn):
         import torch.multiprocessing as mp
 
-        mp.spawn(joined, (self.n, free_port(), fn), self.n)
+        mp.spawn(joined, (free_port(), fn), N)
 
     def close(self) -> None:
         pass
@@ -131,7 +132,7 @@ class Launcher(Spawn):
     def call(self, fn):
         from accelerate import notebook_launcher
 
-        notebook_launcher(_prepared, (fn,), num_processes=self.n, use_port=free_port())
+        notebook_launcher(_prepared, (fn,), num_processes=N, use_port=free_port())
 
 
 def _prepared(fn) -> None:
@@ -146,17 +147,17 @@ class IPyParallel:
 
     keeps = True
 
-    def start(self, n: int) -> None:
+    def start(self) -> None:
         import ipyparallel
         import peers  # the engines find the functions under this name
 
         self.known = vars(peers)
-        self.cluster = ipyparallel.Cluster(n=n, log_level=50)
+        self.cluster = ipyparallel.Cluster(n=N, log_level=50)
         self.view = self.cluster.start_and_connect_sync(activate=False)[:]
         self.view.block = True
         port, folder = free_port(), str(Path(__file__).parent)
         self.view.apply_sync(lambda where: __import__("sys").path.insert(0, where), folder)
-        self.view.map_sync(self.known["join"], range(n), [n] * n, [port] * n)
+        self.view.map_sync(self.known["join"], range(N), [port] * N)
 
     def call(self, fn):
         return self.view.apply_sync(self.known[fn.__name__])
@@ -165,40 +166,11 @@ class IPyParallel:
         self.cluster.stop_cluster_sync()
 
 
-class Monarch:
-    """Monarch"""
-
-    keeps = True
-
-    def start(self, n: int) -> None:
-        from monarch.actor import Actor, current_rank, endpoint, this_host
-
-        class Rank(Actor):
-            @endpoint
-            async def join(self, n, port):
-                join(current_rank().rank, n, port)
-
-            @endpoint
-            async def run(self, fn):
-                return fn()
-
-        self.procs = this_host().spawn_procs(per_host={"ranks": n})
-        self.ranks = self.procs.spawn("ranks", Rank)
-        self.ranks.join.call(n, free_port()).get()
-
-    def call(self, fn):
-        return [value for _, value in self.ranks.run.call(fn).get()]
-
-    def close(self) -> None:
-        self.procs.stop().get()
-
-
 PEERS = {
     "World": (Ours, "helpers"),
     "notebook_launcher": (Launcher, "accelerate"),
     "mp.spawn": (Spawn, "torch"),
     "ipyparallel": (IPyParallel, "ipyparallel"),
-    "Monarch": (Monarch, "monarch"),
 }
 
 
@@ -208,7 +180,7 @@ PEERS = {
 def drive(name: str, doing: str) -> None:
     """Print what `doing` finds of a peer, as lines of JSON; a later line has more."""
     peer = PEERS[name][0]()
-    begin = lambda: timed(lambda: (peer.start(4), peer.call(small)))
+    begin = lambda: timed(lambda: (peer.start(), peer.call(small)))
     seconds = begin()
     if doing == "first":
         peer.close()
@@ -329,7 +301,7 @@ def main() -> None:
         table.append([what, *(in_words(measure(name, doing), doing != "stopped") for name in names)])
     left = [f"{measure(name, 'killed')['left']} processes left" for name in names]
     table.append(["the kernel is killed", *left])
-    packages = ("accelerate", "ipyparallel", "torchmonarch")
+    packages = ("accelerate", "ipyparallel")
     save("peers", "Ranks beside a kernel, four of them", ["", *names], table, packages=packages)
 
 
