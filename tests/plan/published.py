@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import ultra_scale
+import validation_axes as folded
 from tables import folder_of_tables, rows_of, show
 
 from three_axes.plan import (
@@ -32,7 +33,6 @@ from three_axes.plan import (
     certainty,
     validation,
 )
-from three_axes.plan import validation_axes as folded
 from three_axes.plan.cost import constants
 from three_axes.plan.frameworks import ATTENTION, Reached
 from three_axes.plan.job import Lora

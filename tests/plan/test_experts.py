@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_memory import activations_per_layer
+from validation_axes import SETS, folding, memory_of_deepseek_v3
 
 from three_axes.files import rows_of
 from three_axes.paper import Placement
@@ -24,7 +25,6 @@ from three_axes.plan.shape import Experts
 from three_axes.plan.stages import kinds_on_rank, layers_on_rank
 from three_axes.plan.traffic import calls, sent
 from three_axes.plan.validation import errors_of
-from three_axes.plan.validation_axes import SETS, folding, memory_of_deepseek_v3
 
 DGX, MEGATRON = CLUSTERS["dgx-h100"], FRAMEWORKS["megatron-lm"]
 MIXTRAL, V3 = MODELS["mixtral-8x7b"], MODELS["deepseek-v3"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from test_memory import activations_per_layer
+from validation_axes import folding_in_fp8
 
 from three_axes.paper.hardware import DEVICES
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate
@@ -14,7 +15,6 @@ from three_axes.plan.memory import stage_memory
 from three_axes.plan.op import product
 from three_axes.plan.operations import head, layer
 from three_axes.plan.traffic import sent
-from three_axes.plan.validation_axes import folding_in_fp8
 
 LLAMA, DGX = MODELS["llama-3-8b"], CLUSTERS["dgx-h100"]
 JOB = Job(LLAMA, DGX, 64, 8192, FRAMEWORKS["megatron-lm"])

@@ -1,5 +1,5 @@
 """Published runs of what came after the first three axes: experts, shared sequences, narrow numbers. As
-`validation`; nothing here was fitted to them.
+`three_axes.plan.validation`; nothing here was fitted to them.
 
 What a table does not print is said at each.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..files import rows_of
-from ..paper.hardware import CLUSTERS
-from .job import Job
-from .layout import Layout
-from .memory import largest_stage, stage_memory
-from .models import MODELS, llama
-from .shape import Experts
-from .validation import MEGATRON, chunked, seconds
+from three_axes.files import rows_of
+from three_axes.paper.hardware import CLUSTERS
+from three_axes.plan.job import Job
+from three_axes.plan.layout import Layout
+from three_axes.plan.memory import largest_stage, stage_memory
+from three_axes.plan.models import MODELS, llama
+from three_axes.plan.shape import Experts
+from three_axes.plan.validation import MEGATRON, chunked, seconds
 
 H100 = CLUSTERS["dgx-h100"]
 _QWEN2 = Experts(64, 8, 2560, shared=20480, shared_gate=True)
