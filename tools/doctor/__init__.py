@@ -1,4 +1,4 @@
-"""Fourteen checks of what the course needs from a machine: its processors, its GPUs, its network, its
+"""Thirteen checks of what the course needs from a machine: its processors, its GPUs, its network, its
 launchers.
 
     three-axes doctor                  all of them, some minutes
@@ -37,7 +37,6 @@ CHECKS = [
     training.accelerate,
     training.torchrun,
     training.two_hosts,
-    training.notebooks,
 ]
 
 

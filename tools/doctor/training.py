@@ -1,4 +1,4 @@
-"""Checks of training and of its launchers, on one machine and on two, and of the notebooks."""
+"""Checks of training and of its launchers, on one machine and on two."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -18,7 +16,6 @@ import psutil
 from helpers.ranks import World
 from helpers.train import Config, Trainer, read_metrics
 from three_axes import devices, nccl
-from three_axes.files import find
 
 from .check import ROOT, Skipped, Wrong, check, expect, ours
 
@@ -253,32 +250,3 @@ def two_hosts(meet: str) -> str:
     if "steps under" not in ran.stderr:
         where = "; the other machine's report says on what"
     return f"{2 * on_each_host} ranks trained together{where}"
-
-
-@check(
-    "notebooks",
-    "all fourteen give their stored outputs",
-    "open the named notebook, run it, and compare; with another PyTorch than constraints.txt has, a figure"
-    " may differ",
-)
-def notebooks(meet: str) -> str:
-    books = sorted(find("notebooks").glob("[0-9]*.ipynb"))
-    if not find_spec("nbval"):
-        raise Skipped("nbval is not installed")
-    environ = os.environ | {"THREE_AXES_STREAM_AFTER": "60", "THREE_AXES_PROGRESS": ""}
-    pytest = "-m pytest -q --nbval --nbval-cell-timeout=120 -p no:cacheprovider".split()
-
-    def fails(book: Path) -> str | None:
-        command = [sys.executable, *pytest, str(book)]
-        how = dict(cwd=ROOT, env=environ, capture_output=True, text=True)
-        try:
-            ran = subprocess.run(command, timeout=1200, **how)
-        except subprocess.TimeoutExpired:
-            return f"{book.name}: not over after 20 minutes"
-        cells = ", ".join(re.findall(r"^FAILED \S+::(.*)$", ran.stdout, re.M)) or ran.stdout[-200:]
-        return f"{book.name}: {cells}" if ran.returncode else None
-
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        failed = [text for text in pool.map(fails, books) if text]
-    expect(not failed, "\n".join(failed))
-    return f"{len(books)} notebooks as stored"
