@@ -57,7 +57,7 @@ def _explain(parser: Parser) -> None:
 
 
 def _doctor(parser: Parser) -> None:
-    numbers = "numbers of the checks, 1 to 14; by default all"
+    numbers = "numbers of the checks, 1 to 13; by default all"
     parser.add_argument("checks", nargs="*", type=int, metavar="NUMBER", help=numbers)
     meet = "for check 13: run it on two machines at once; HOST is the name of one of them"
     parser.add_argument("--meet", default="", metavar="HOST", help=meet)
