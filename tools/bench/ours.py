@@ -27,6 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from drops.d06 import merged_plan
 from helpers import World, toy
+from helpers.ranks import standstill
 from helpers.ranks.failure import RankError
 from three_axes import counting
 from three_axes.plan import CLUSTERS, MODELS, Job, plan
@@ -102,6 +103,32 @@ def steps_counted(pairs: int) -> list[tuple[float, float]]:
     return turns
 
 
+def one_long_call() -> float:
+    """On a rank: seconds of steps for some looks."""
+    steps = steps_of_ddp()
+    dist.barrier()
+    return timed(lambda: steps(4 * STEPS))
+
+
+def cost_of_looking(pairs: int = 20) -> None:
+    """A call of a World, looked at five times a second for a hang, and the same that is never looked at."""
+    soon, never, took = standstill.FIRST, math.inf, []
+    with World(4, timeout=900) as world:
+        for i in range(pairs):
+            of_call = {}
+            for first in (soon, never) if i % 2 else (never, soon):
+                standstill.FIRST = first
+                of_call[first] = world.run(one_long_call)
+            took.append((of_call[never], of_call[soon]))
+    of_ranks = [[(alone[r], looked[r]) for alone, looked in took] for r in range(4)]
+    rows = [
+        [str(rank), f"{median(alone for alone, _ in turns):.2f} s", paired(turns)]
+        for rank, turns in enumerate(of_ranks)
+    ]
+    title = f"What looking for a hang costs: {pairs} pairs of {4 * STEPS} steps of DDP, counted, four ranks"
+    save("looking", title, ["rank", "without a look", "with looks, of without"], rows)
+
+
 def cost_of_counting() -> None:
     """A step of DDP on the toy at hidden 256, on four gloo ranks."""
     with World(4, counted=False, timeout=900) as world:
@@ -112,6 +139,7 @@ def cost_of_counting() -> None:
     ]
     title = f"What counting costs: {PAIRS} pairs of {STEPS} steps of DDP, hidden 256, four ranks"
     save("counting", title, ["rank", "a step alone", "counted, of alone"], rows)
+    cost_of_looking()
 
 
 def steps_verified(number: int, steps: int = 2) -> tuple[float, float]:
