@@ -19,8 +19,9 @@ CORE = 6  # minutes promised for every core; tests/notebooks/test_notebooks.py l
 BOX = "## When it hurts\n"  # the heading after the core, as LATER is the heading after the lesson
 PHASES = {"Split": range(1, 5), "Trace": range(5, 10), "Mend": range(10, 14), "Defend": range(14, 15)}
 PLACE = re.compile(r"^\*\*\w\w of 14\*\*.*$|^\*\*\w\w, beyond the fourteen\*\*.*$", re.M)
-MINUTES = re.compile(r"^\*\d+ minutes, practice \d+\. Afterwards you can ", re.M)
-PRACTICE = re.compile(r"^(##+ Practice: .*?)(?: · \w+, \d+ minutes)?$", re.M)
+MINUTES = re.compile(r"^\*\d+ minutes, \[?practice \d+(?:\]\([^)]*\))?\. Afterwards you can ", re.M)
+PRACTICE = re.compile(r'^(##+ Practice: .*?)(?: · \w+, \d+ minutes)?(?:<a id="[^"]*"></a>)?$', re.M)
+ANCHOR = '<a id="practice-{}"></a>'  # JupyterLab does not find a heading by a link that has "·" in it
 SECTION = re.compile(r"^### .* (\d+) minutes$", re.M)
 ENOUGH = "Enough for today? The last cell of this notebook ends the ranks."
 LATER_TITLE = re.compile(rf"^{LATER}.*$(?:\n\n{re.escape(ENOUGH)})?", re.M)
@@ -35,7 +36,7 @@ progress.leave("{number}")"""
 
 def unlinked(text: str) -> str:
     """Markdown with only the words of its links."""
-    return LINK.sub(lambda link: link[1] or link[4], text)
+    return LINK.sub(lambda link: link[1] or link[4], re.sub(ANCHOR.format("..?"), "", text))
 
 
 def prose(cells: list[nbformat.NotebookNode]) -> str:
@@ -141,13 +142,9 @@ class Course:
         told = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
         first, last = told[0], next(cell for cell in told if "**Next.**" in cell.source)
         practise, later = minutes(notebook)
-        promised = f"*{CORE} minutes, practice {practise}. Afterwards you can "
-        first.source = MINUTES.sub(promised, first.source, count=1)
         for cell in told:
             cell.source = self._linked(path, re.sub(r"\n\n\Z", "", PLACE.sub("", cell.source)))
         place = self.place(path)
-        below = lambda promise: f"{promise[1]}\n\n{place}\n\n"
-        first.source = re.sub(rf"(?m)^(\*{CORE} minutes, .*)\n+", below, first.source)
         last.source = f"{last.source.rstrip()}\n\n{place}"
         heading = notebook.cells[at(notebook, LATER)]
         enough = f"{LATER} · {later} minutes\n\n{ENOUGH}"
@@ -161,6 +158,14 @@ class Course:
                 if above:
                     said = rf"\1 · {exercise.level}, {exercise.minutes} minutes"
                     above.source, above = PRACTICE.sub(said, above.source), None
+        today = next(cell for cell in told if PRACTICE.search(cell.source))
+        anchor = ANCHOR.format(drop_number(path))  # of its own in each: several are open in one page
+        today.source = PRACTICE.sub(lambda heading: heading[0] + anchor, today.source, count=1)
+        link = f"[practice {practise}](#practice-{drop_number(path)})"
+        promised = f"*{CORE} minutes, {link}. Afterwards you can "
+        first.source = MINUTES.sub(promised, first.source, count=1)
+        below = lambda promise: f"{promise[1]}\n\n{place}\n\n"
+        first.source = re.sub(rf"(?m)^(\*{CORE} minutes, .*)\n+", below, first.source)
         first.source = LISTING.sub(lambda _: self.listing(path), first.source)
         if "closing" not in notebook.cells[-1].metadata.get("tags", []):
             notebook.cells.append(nbformat.v4.new_code_cell("", metadata={"tags": ["closing"]}))

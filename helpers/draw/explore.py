@@ -17,6 +17,7 @@ from ..live import live
 from . import gantt, memory_by_stage, ranking
 from .picture import Picture
 
+CONTROLS = 0.65  # inches of two rows of controls: they and the picture are seen at once
 UNTIL = "until unit"  # label of the control that ends a growing picture
 
 
@@ -142,7 +143,7 @@ def draw_orders(p: int, m: int, until: int) -> Picture:
         line.schedule.name + f": {line.makespan:.0f} units" * (until >= line.makespan): _Until(line, until)
         for line in _orders(p, m)
     }
-    return gantt.timeline(panels, memory=True)
+    return gantt.timeline(panels, memory=True, high=gantt.SCREEN - CONTROLS)
 
 
 def orders(p: int = 4, m: int = 8) -> Explorer:
@@ -160,7 +161,8 @@ def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:
     Raises ValueError.
     """
     timeline = simulation.paper(SCHEDULES[schedule].make(p, m, v))
-    return gantt.timeline(timeline, schedule_title(timeline), memory=True)
+    high = gantt.SCREEN - CONTROLS
+    return gantt.timeline(timeline, schedule_title(timeline), memory=True, high=high)
 
 
 def schedule_title(timeline: simulation.Timeline) -> str:

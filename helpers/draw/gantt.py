@@ -18,6 +18,7 @@ from three_axes.table import human
 from .picture import FAINT, HATCH, INK, PAPER, Picture, rank_colour, styled
 
 WIDTH = 9.6  # inches
+SCREEN = 5.35  # inches that JupyterLab shows at once on a laptop, and at 150 % on a projector: 588 pixels
 # How opaque a rank's colour is, and how high the box.
 LOOKS = {
     "F": (0.35, 0.74),
@@ -43,29 +44,30 @@ LANES = {"gather": "/////", "reduce": "....."}  # streams: drawn under the compu
 
 
 @styled
-def timeline(panels, title: str = "", memory: bool | None = None, critical: bool = False) -> Picture:
+def timeline(
+    panels, title: str = "", memory: bool | None = None, critical: bool = False, high: float = SCREEN
+) -> Picture:
     """Timelines, one above the other: measured ones (`world.timeline`) and simulated ones
     (`simulation.simulate`).
 
     panels: one timeline, or name -> timeline. memory: whether to draw what each rank holds under its row, the
     peak marked; by default where it is known. critical: mark a simulated timeline's critical path. Timelines
     in the same unit have the same scale, of time and of memory. Operations in `LANES` have a lane of their
-    own.
+    own. high: inches of the picture, at most.
     """
     panels = panels if isinstance(panels, Mapping) else {"": panels}
     strips = {name: any(map(len, t.levels)) if memory is None else memory for name, t in panels.items()}
-    # Two panels should fit a laptop's screen: panels of eight ranks, or of four ranks with their memory.
-    many = sum(len(t.rows) for t in panels.values())
-    plain, with_strip = 0.42 if many <= 12 else 0.26, 0.62 if many <= 6 else 0.42
     rows = [
-        len(t.rows) * ((with_strip if strips[name] else plain) + (0.2 if _lanes(t) else 0))
+        len(t.rows) * ((0.62 if strips[name] else 0.42) + (0.2 if _lanes(t) else 0))
         for name, t in panels.items()
     ]
     units = [t.unit for t in panels.values()]
     # Inches under a panel, for its axis. Of neighbouring panels with one unit, only the last names it.
     under = [0.35 if unit == after else 0.52 for unit, after in zip(units, [*units[1:], ""])]
     over, foot = 0.36, 0.26  # for a panel's title, and for the legend
-    height = sum(rows) + sum(under) + over * len(rows) + foot
+    beside = sum(under) + over * len(rows) + foot
+    rows = [row * min(1, (high - beside) / sum(rows)) for row in rows]
+    height = sum(rows) + beside
     with mpl.rc_context({"figure.constrained_layout.use": False}):  # all places are computed here
         figure = mpl.figure.Figure(figsize=(WIDTH, height))
     drawn = [s for t in panels.values() for row in [*t.rows, *_lanes(t)] for s in row]
@@ -111,7 +113,7 @@ def panel(ax, t, strip: bool, longest: float, most: float, path: set) -> None:
     scale = 1e3 if t.unit == "s" else 1
     tops, lanes = _tops(t), _lanes(t)
     lane = 0.24 if lanes else 0.0
-    below = lane + (0.42 + lane / 4 if strip else 0.0)
+    below = lane + (0.6 + lane / 4 if strip else 0.0)
     names: list[tuple[str, float, float, str]] = []
     naming = _naming(t, longest)
 

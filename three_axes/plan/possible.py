@@ -82,7 +82,7 @@ def check(
     if not layout.balanced and not can_be_spread(model, p * v):
         raise ValueError(
             f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do {model.layers}"
-            f" + 2 with the embedding and the head counted; {_divisors(model.layers, p * v, gpus)}"
+            f" + 2 with the embedding and the output layer counted; {_divisors(model.layers, p * v, gpus)}"
         )
     chosen = layout.pipeline.chunks == 0
     if chosen and (p == 1 or v == 1):

@@ -95,7 +95,7 @@ def copies(world, runs: Sequence[str] = tuple(RUNS)) -> Table:
         number, drifts = len(watched.groups), watched.look(1, after)
         farthest = max(drifts, key=lambda drift: drift.far).name if drifts else "-"
         rows.append([run, str(number), str(len(drifts)), farthest])
-    return Table(["run", "tensors with copies", "parted after step 1", "the farthest"], rows)
+    return Table(["run", "tensors with copies", "differ after step 1", "the farthest"], rows)
 
 
 def rings(seen: Sequence[float]) -> bool:
@@ -119,4 +119,4 @@ def verified(run: str, layouts: Sequence[str]):
 def answer(reports: dict) -> tuple[str, str]:
     """What `reveal` takes. reports: run -> what `verify` says of it; the right run is equal to its twin."""
     (right,) = (run for run, report in reports.items() if " off " not in str(report))
-    return right, "Its copies stay equal, and it is the twin."
+    return right, "Its copies stay equal, and its gradients are the twin's."

@@ -41,7 +41,7 @@ def forward(world: World) -> Table:
 
         with saved_activations(model) as held:
             note("tokens", " × ".join(map(str, x.shape)))
-            for name, layer in zip(("embedding", *(f"block {k}" for k in range(4)), "head"), model):
+            for name, layer in zip(("embedding", *(f"block {k}" for k in range(4)), "output layer"), model):
                 x = layer(x)
                 note(name, " × ".join(map(str, x.shape)))
             loss = toy.loss_of(x, targets)

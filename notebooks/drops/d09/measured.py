@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from helpers import toy
+from helpers.practice import Answer, line
 from helpers.ranks import World, current, memory
 from three_axes.count import Traffic
 from three_axes.paper import by_hand
@@ -35,7 +36,9 @@ def zero_stages(params: float, d: int) -> Table:
     for zero, formula in enumerate(("16·N", "4·N + 12·N/d", "2·N + 14·N/d", "16·N/d")):
         parts = by_hand.states_bytes(params, d, zero=zero)
         rows.append([f"ZeRO-{zero}" if zero else "no ZeRO", formula, *map(human, parts), human(sum(parts))])
-    return Table(["", "formula", *PARTS, "in all"], rows, title=f"N = {params:.3g} parameters, d = {d}")
+    return Table(
+        ["", "formula", *PARTS, "in all"], rows, title=f"N = {params / 1e9:g}·10⁹ parameters, d = {d}"
+    )
 
 
 KINDS = {"DP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3, "FSDP": 3}  # how it is called here -> ZeRO stage
@@ -229,3 +232,13 @@ def answer(held: dict[str, list[dict[str, int]]]) -> tuple[str, str]:
     a_parameter = sum(held["ZeRO-1"][0].values()) / sum(p.numel() for p in toy.ToyTransformer().parameters())
     why = "Weights and gradients stay whole: 4 + 4. The optimizer's 8 become 8/4 = 2."
     return f"{a_parameter:.0f} bytes", why
+
+
+def first_line(yours: object) -> Answer:
+    """The reader's first line: gigabytes of a 13B's weights in float32."""
+    return line(
+        yours,
+        52,
+        "13·10⁹ · 4 bytes are 52 GB. A GPU has 80, and the weights are not alone.",
+        "Multiply the parameters by 4 bytes. A GB is 10⁹ bytes.",
+    )

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from drops.d10.runs import HIDDEN, LONG, RANKS, USUAL, out_of_memory
 from helpers import toy
+from helpers.practice import Answer, line
 from helpers.ranks import RankError, World, current, saved_activations
 from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate, find_model
 from three_axes.table import Table, human
@@ -125,12 +126,12 @@ def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: i
 def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
     """Bytes at the start of backward, by hand, in float32. One unit is b·s·h numbers.
 
-    A block keeps 16 units (drop 06 counted 7 of them for t = 4, and 5.5 with SP), the head 2, and scores,
-    their softmax and its gradient 256/h each.
+    A block keeps 16 units (drop 06 counted 7 of them for t = 4, and 5.5 with SP), the output layer 2, and
+    scores, their softmax and its gradient 256/h each.
     """
     n = sum(p.numel() for p in toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG).parameters())
     unit = 4 * b * tokens * HIDDEN
-    head = 2 + 3 * toy.VOCABULARY / HIDDEN
+    output = 2 + 3 * toy.VOCABULARY / HIDDEN
     states, blocks = 12 * n, 4 * 16 * unit
     if remedy == "ZeRO-1":
         # Gradients are not there yet; the shard of the weights is kept twice.
@@ -138,18 +139,18 @@ def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
     elif remedy == "ZeRO-3":
         states = 12 * n / RANKS
     elif remedy == "4 microbatches":
-        return 16 * n + (4 * 16 + head) * unit / 4
+        return 16 * n + (4 * 16 + output) * unit / 4
     elif remedy == "recompute 2 blocks":
-        return states + (2 + 2 * 16 + head) * unit
+        return states + (2 + 2 * 16 + output) * unit
     elif remedy == "recompute":
-        # Four inputs; then the head, or a whole block again and its first gradients.
-        return states + max(4 + head, 4 + 16 + 5) * unit
+        # Four inputs; then the output layer, or a whole block again and its first gradients.
+        return states + max(4 + output, 4 + 16 + 5) * unit
     elif remedy == "TP + SP":
         ends = (2 * toy.VOCABULARY + LONG) * HIDDEN
-        return 16 * ((n - ends) / RANKS + ends) + (4 * 5.5 + head) * unit
+        return 16 * ((n - ends) / RANKS + ends) + (4 * 5.5 + output) * unit
     elif remedy == "offload":
-        return states + head * unit
-    return states + blocks + head * unit
+        return states + output * unit
+    return states + blocks + output * unit
 
 
 def ladder(tried: dict[str, dict]) -> Table:
@@ -275,3 +276,13 @@ def answer(tried: dict[str, dict], options: Sequence[str]) -> tuple[str, str]:
     fit = [name for name in options if tried[name]["fits"]]
     option = fit[0] if len(fit) == 1 else f"none of these: {' and '.join(fit) or 'nothing'} fits"
     return option, WHY
+
+
+def first_line(yours: object) -> Answer:
+    """The reader's first line: gigabytes that the GPU lacks at step 4,000."""
+    return line(
+        yours,
+        117 - 85.9,
+        "31.1 GB are missing. Which part of the memory asked for them?",
+        "Take what the GPU has from what step 4000 needs.",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from drops.d07 import on_ranks
+from helpers.practice import Answer, line
 from helpers.ranks import World
 from three_axes.count import Timeline
 from three_axes.paper import SCHEDULES, Times, paper, simulate, simulation
@@ -60,17 +61,17 @@ def shipped() -> Table:
     )
 
 
-def with_a_head(layers: list[int], head: float) -> simulation.Timeline:
-    """1F1B where stage k has layers[k] layers, and the last one also the head, which costs as much as `head`
-    layers. A layer's forward is 1.
+def with_output_layer(layers: list[int], output: float) -> simulation.Timeline:
+    """1F1B where stage k has layers[k] layers, and the last one also the output layer, which costs as much as
+    `output` layers. A layer's forward is 1.
     """
-    work = _work(layers, head)
+    work = _work(layers, output)
     return simulate(F1B1(len(layers), M), Times(work, work, work))
 
 
-def _work(layers: list[int], head: float) -> list[float]:
+def _work(layers: list[int], output: float) -> list[float]:
     """What each stage does, in forwards of a layer."""
-    return [*map(float, layers[:-1]), layers[-1] + float(head)]
+    return [*map(float, layers[:-1]), layers[-1] + float(output)]
 
 
 def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[simulation.Timeline, Timeline]]:
@@ -87,7 +88,7 @@ def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[simulation.Tim
     plain = F1B1(P, M)
     for name, layers in (("equal stages", [4] * P), ("balanced", [4, 4, 4, 4, 5, 5, 5, 1])):
         real = on_ranks(world, plain, unit=unit / 4, work=_work(layers, 3), again=False)
-        timelines[f"a head of 3, {name}"] = with_a_head(layers, 3), real
+        timelines[f"output layer of 3, {name}"] = with_output_layer(layers, 3), real
     return timelines
 
 
@@ -123,3 +124,13 @@ def answer() -> tuple[str, str, str]:
     other = lines["interleaving, 4 chunks a rank"]
     why = f"Interleaving reaches {other.bubble:.1%}, but holds {other.held:.0f} microbatches."
     return fit[0] if fit else "none", why, "Computed"
+
+
+def first_line(yours: object) -> Answer:
+    """The reader's first line: the bubble with twice the microbatches."""
+    return line(
+        yours,
+        7 / 33,
+        "7/33 is 21 %. But here m is fixed.",
+        "(p − 1)/(m + p − 1), as a share between 0 and 1.",
+    )

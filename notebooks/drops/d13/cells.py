@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from drops.measured import product_speed, reduce_speed
+from helpers.practice import Answer, right, wrong
 from three_axes.paper import by_hand
 from three_axes.plan import (
     CLUSTERS,
@@ -29,10 +30,35 @@ if TYPE_CHECKING:
 MODEL, CLUSTER, GPUS, BATCH, SEQ = "opt-30b", "dgx-a100", 32, 256, 2048
 
 
+def the_job() -> Job:
+    """OPT-30B on A100s in nodes of eight, 256 sequences of 2048 tokens in a step."""
+    return Job(find_model(MODEL), CLUSTERS[CLUSTER], BATCH, SEQ)
+
+
 @cache
 def the_plan() -> Plan:
-    """OPT-30B on 32 A100s in four nodes, 256 sequences of 2048 tokens in a step."""
-    return plan(Job(find_model(MODEL), CLUSTERS[CLUSTER], BATCH, SEQ), gpus=GPUS)
+    """All that can be had on 32 of them."""
+    return plan(the_job(), gpus=GPUS)
+
+
+def first_line(*, d: object, t: object, p: object) -> Answer:
+    """The reader's first line: a (DP, TP, PP) for the 32 GPUs, and whether it can be."""
+    sizes = d, t, p
+    if ... in sizes:
+        return Answer("not started", "Write three numbers in place of the dots, and run this cell again.")
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return wrong("no sizes", "Each size is a whole number, 1 or more.")
+    if math.prod(sizes) != GPUS:
+        return wrong(
+            "another number of GPUs", f"{d} · {t} · {p} is {math.prod(sizes)}, and there are {GPUS}."
+        )
+    try:
+        estimate(the_job(), Layout(dp=d, tp=t, pp=p))
+    except ValueError as e:
+        return wrong("it cannot be", f"{e}.")
+    return right(
+        f"It can be, if it fits. Ask `plan.why(dp={d}, tp={t}, pp={p})` when the plan below is made."
+    )
 
 
 def answer(plan: Plan) -> tuple[str, str, str]:
