@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import draw
-from helpers.draw import explore
-from three_axes.paper import Placement
+from helpers.draw import explore, gantt
+from three_axes.paper import SCHEDULES, Placement, simulation
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, plan
 
 
@@ -89,6 +89,15 @@ def test_states_are_drawn_as_they_are_measured():
     assert sum(p.get_height() for p in filled) == pytest.approx(4 * 10)
     own = sorted(p.get_y() for p in filled if p.get_height() == pytest.approx(2))
     assert own == pytest.approx([8, 10, 12, 14]), "each rank's piece is its own"
+
+
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_two_timelines_are_seen_at_once_on_a_projector(ranks, memory):
+    line = simulation.paper(SCHEDULES["1F1B"].make(ranks, 8))
+    one, two = (gantt.timeline(dict.fromkeys(names, line), memory=memory) for names in ("a", "ab"))
+    assert max(one.figure.get_figheight(), two.figure.get_figheight()) <= gantt.SCREEN + 0.01
+    assert one.figure.get_figheight() <= two.figure.get_figheight()
 
 
 def test_two_orders_grow_unit_by_unit_and_say_what_they_take_when_they_are_over():

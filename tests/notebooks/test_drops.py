@@ -1,15 +1,19 @@
 """What drops 10 to 13 measure, record and compute outside their exercises."""
 
+import importlib
 import json
+import re
 from dataclasses import asdict
 from types import SimpleNamespace
 
+import nbformat
 import pytest
 from quiet import on_a_quiet_machine
 from sampled import sampled
 
 from drops import b1, d02, d04, d06, d08, d10, d11, d12, d13
 from helpers import World, predict
+from helpers.practice import notebooks
 from three_axes.explain import explain
 
 
@@ -147,6 +151,50 @@ def test_where_no_option_fits_a_guess_is_told_what_was_measured(answer, told):
     assert option == told
     guess = predict("How much?", "a", "b", *([] if told.startswith("none of these: ") else [told]))
     assert f"Measured: {told}." in guess.reveal(option, *why[:1]).text
+
+
+# What the first cell of a drop asks for, as a reader finds it by hand.
+LACKING = re.search(r"needs (\S+) GB of (\S+) GB", d10.last_lines())
+FIRST = {
+    "01": 3_297_792 * 4 / 1e6,
+    "02": 8 / 4,
+    "03": 1024 / 4,
+    "04": 8 * 32 * 256,
+    "05": 1.41 / 12.5 * 1000,
+    "06": 4 * 4,
+    "07": 1 / 4,
+    "08": 128 / 8 / 4,
+    "09": 13 * 4,
+    "10": float(LACKING[1]) - float(LACKING[2]),
+    "11": (1 - (120 / 16) / (100 / 8)) * 100,
+    "12": (8 - 1) / (26 + 8 - 1),
+}
+
+
+@pytest.mark.parametrize("drop, answer", FIRST.items())
+def test_a_readers_first_line_is_answered_in_a_sentence(drop, answer):
+    asked = importlib.import_module(f"drops.d{drop}").first_line
+    (path,) = (path for path in notebooks() if path.name.startswith(drop))
+    first = [cell.source for cell in nbformat.read(path, 4).cells[:5] if cell.cell_type == "code"]
+    assert any(f"d{drop}.first_line(...)" in source for source in first)
+    assert asked(...).kind == "not started" and asked("many").kind == "wrong"
+    assert asked(answer).kind == "right", asked(answer)
+    for wrong in (3 * answer, answer / 4):
+        assert asked(wrong).kind == "wrong" and f"{wrong:,} is not it. " in asked(wrong).text
+
+
+def test_a_first_layout_of_drop_13_can_be_or_the_sentence_says_why_not():
+    right = d13.first_line(d=8, t=2, p=2)
+    assert right.kind == "right" and "`plan.why(dp=8, tp=2, pp=2)`" in right.text
+    assert d13.first_line(d=..., t=2, p=2).kind == "not started"
+    for sizes, said in {
+        (8, 2, 4): "8 · 2 · 4 is 64, and there are 32.",
+        (2, 16, 1): "tp 16 does not divide 56 attention heads",
+        (1, 1, 32): "48 layers do not divide over 32 stages",
+        (0.5, 64, 1): "a whole number",
+    }.items():
+        told = d13.first_line(**dict(zip("dtp", sizes)))
+        assert told.kind == "wrong" and said in told.text
 
 
 def test_no_answer_is_revealed_that_is_no_option():

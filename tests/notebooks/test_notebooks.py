@@ -69,8 +69,10 @@ def test_they_are_numbered_without_a_gap():
 def title_minutes_and_outcome_come_first(path, notebook):
     first = notebook.cells[0].source.splitlines()
     assert first[0].startswith(f"# {path.name[:2]} · ")
-    promised = f"*6 minutes, practice {minutes(notebook)[0]}. Afterwards you can "
-    assert first[2].startswith(promised) and first[2].endswith("*")
+    link = f"[practice {minutes(notebook)[0]}](#practice-{drop_number(path)})"
+    assert first[2].startswith(f"*6 minutes, {link}. Afterwards you can ") and first[2].endswith("*")
+    there = notebook.cells[pages.at(notebook, "## Practice: ")].source.splitlines()[0]
+    assert there.endswith(f'<a id="practice-{drop_number(path)}"></a>')
 
 
 @form

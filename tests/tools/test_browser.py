@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if CHROMIUM is None:
     what_to_do = "no Chromium on this machine: install chromium to run the reader's path in a browser"
     pytest.skip(what_to_do, allow_module_level=True)
-sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
+playwright_api = pytest.importorskip("playwright.sync_api")
+sync_playwright, expect = playwright_api.sync_playwright, playwright_api.expect
 
 MINUTE = 60_000  # for Playwright, in milliseconds
 SETTINGS = {
@@ -211,8 +212,13 @@ CORES = [  # the others, which are built of the same parts, once a week
 
 @pytest.mark.parametrize("notebook", CORES, indirect=True)
 def test_a_core_as_a_reader_goes_through_it(notebook):
-    """A click on an answer, which makes that cell the next to run, and Shift+Enter on and on."""
+    """To the practice and back; a click on an answer, which makes that cell the next to run, and Shift+Enter
+    on and on.
+    """
     page, book = notebook.page, nbformat.read(ROOT / "notebooks" / Path(notebook.name).name, as_version=4)
+    page.locator(".jp-Notebook:visible a", has_text=re.compile(r"^practice \d+$")).click()
+    practice = page.locator(".jp-Notebook:visible h2", has_text="Practice: ").first
+    expect(practice).to_be_in_viewport(timeout=MINUTE)
     page.evaluate("""() => { const notebook = window.jupyterapp.shell.currentWidget.content
         notebook.activeCellIndex = 0; notebook.mode = 'command'; notebook.activate() }""")
     clicked, active = False, "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex"
@@ -298,8 +304,15 @@ def test_an_explorer_begins_as_python_says_and_moves_by_keyboard_and_by_mouse(no
     assert first.shape == python.shape and (abs(first - python) > 0.1).any(2).mean() < 0.005, (
         f"{call} begins with another picture than {made!r}"
     )
-    height = notebook.cell(call).locator(".jp-OutputArea-output").last.bounding_box()["height"]
-    assert height <= 640, "controls and picture are seen together on a laptop"
+    usual = page.viewport_size
+    page.set_viewport_size({"width": 1280, "height": 720})  # a projector of 1920 by 1080 at 150 %
+    for side in ("expandLeft", "collapseLeft"):
+        page.evaluate(f"() => window.jupyterapp.shell.{side}()")
+        page.wait_for_timeout(1000)
+        height = notebook.cell(call).locator(".jp-OutputArea-output").last.bounding_box()["height"]
+        seen = page.evaluate("() => window.jupyterapp.shell.currentWidget.content.node.clientHeight")
+        assert height <= seen, f"controls and picture are not seen together: {height} of {seen}"
+    page.set_viewport_size(usual)
 
     def redrawn(before: str) -> str:
         changed = f"before => [...document.querySelectorAll('{IMAGES}')].pop().src != before"
