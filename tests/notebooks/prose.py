@@ -120,10 +120,10 @@ COMPUTED = {
         f" *F* + *B* are {6e3 * 7e9 * 8192 / 554e12:.0f} ms, so *A*/5 shows,"
         f" {1e3 * must_send('all_reduce', 14e9, 8) / 342e9 / 5:.0f} ms.",
         (
-            f"reaches {REACHED.C / 1e12:.0f}·10¹² operations a second of the"
-            f" {DGX.device.flops / 1e12:.0f} that are printed, its link to GPUs of its machine"
-            f" {REACHED.W / 1e9:.0f} GB/s of {DGX.intra_node_bandwidth / 1e9:.0f}, its port to other machines"
-            f" {REACHED.R / 1e9:.0f} of {DGX.inter_node_bandwidth / 1e9:.0f}"
+            f"reaches {REACHED.C / 1e12:.0f} of {DGX.device.flops / 1e12:.0f}·10¹² operations a second. Its"
+            f" link to the GPUs of its machine reaches {REACHED.W / 1e9:.0f} of"
+            f" {DGX.intra_node_bandwidth / 1e9:.0f} GB/s, its port to other machines {REACHED.R / 1e9:.0f} of"
+            f" {DGX.inter_node_bandwidth / 1e9:.0f}."
         ),
         f"needs {7 / 8 * 554e12 / 342e9:,.0f} tokens if all sit in one machine. Each needs"
         f" {7 / 8 * 554e12 / 34e9:,.0f} if each sits in its own.",
@@ -137,7 +137,7 @@ COMPUTED = {
         ),
         f"at {REACHED.C / 1e12:.0f}·10¹² operations and {REACHED.W / 1e9:.0f} GB a second",
         f"GB a second: {7 * REACHED.C / (3.6 * REACHED.h * REACHED.W):.0%}.".replace("%", " %"),
-        f"which share 8 ports of {REACHED.R / 1e9:.0f} GB/s:"
+        f"share its 8 ports of {REACHED.R / 1e9:.0f} GB/s:"
         f" {15 * REACHED.C / (3.6 * REACHED.h * 8 * REACHED.R):.0%}.".replace("%", " %"),
     ],
     "07": [
@@ -185,12 +185,12 @@ COMPUTED = {
         f"`TORCH_FR_BUFFER_SIZE={KEPT_ENTRIES}`",
         f"stand at number {WATCHDOG[0]['seq']}, and {WATCHDOG[0]['last_completed']} was the last",
         f"called as number {B_RANKS['1']:,}.",
-        f"makes {int(GATHER['numel_out']):,} numbers of {GATHER['numel_in']}",
+        f"makes {int(GATHER['numel_out']):,} numbers out of {GATHER['numel_in']} from each",
     ],
     "b5": [
         f"the mean of its own tokens, {SCORED[1]} or {SCORED[0]}, and",
-        f"{sum(SCORED) / 2 / SCORED[1]:g} times what they should count,"
-        f" against {sum(SCORED) / 2 / SCORED[0]:g}",
+        f"They count {sum(SCORED) / 2 / SCORED[1]:g} times what they should, the long ones"
+        f" {sum(SCORED) / 2 / SCORED[0]:g} times.",
     ],
     "14": [
         f"It leaves {(d14.CARD - BY_LINES[PICK._replace(v=5)].memory) / 1e9:.0f} of"
@@ -253,7 +253,7 @@ COMPUTED = {
         f"needs {d10.predicted('nothing') / 1e6:.1f} MB",
         f"*N* = {TOY:,} parameters",
         f"{UNIT / 1e6:.3f} MB.",
-        f"the head {2 + 3 * toy.VOCABULARY / d10.HIDDEN:.0f}",
+        f"the output layer {2 + 3 * toy.VOCABULARY / d10.HIDDEN:.0f}",
         (
             f"12·*N* + 78 units = {12 * TOY / 1e6:.1f} + {78 * UNIT / 1e6:.1f} ="
             f" {d10.predicted('nothing') / 1e6:.1f} MB"
@@ -281,7 +281,7 @@ BOXES = {
     "05": [RULE(8, 554e12, 342e9), RULE(8, 554e12, 34e9)],
     "06": [f"{(t - 1) * REACHED.C / (3.6 * REACHED.h * REACHED.W):.0%}" for t in (2, 4, 8)],
     "07": [f"{3 / (8 + 3):.2%}"],
-    "08": ["pp: groups of 16, neighbours 8 ranks apart, " + ("between nodes" if 16 * 8 > 8 else "")],
+    "08": ["pp: groups of 16, numbers 8 apart, " + ("between nodes" if 16 * 8 > 8 else "")],
     "09": [human(N * (4 + 4 + 8 / 4)), human(N * 16), human(N * 16 / 4)],
     "10": [
         f"{PARTS['k'] * PARTS['L'] * PARTS['b'] * s * PARTS['h'] / PARTS['t'] / 1e9:.1f} GB"
