@@ -19,6 +19,7 @@ from .picture import FAINT, HATCH, INK, PAPER, Picture, rank_colour, styled
 
 WIDTH = 9.6  # inches
 SCREEN = 5.35  # inches that JupyterLab shows at once on a laptop, and at 150 % on a projector: 588 pixels
+LEAST = 0.2  # inches of a row whose names can be read
 # How opaque a rank's colour is, and how high the box.
 LOOKS = {
     "F": (0.35, 0.74),
@@ -53,7 +54,7 @@ def timeline(
     panels: one timeline, or name -> timeline. memory: whether to draw what each rank holds under its row, the
     peak marked; by default where it is known. critical: mark a simulated timeline's critical path. Timelines
     in the same unit have the same scale, of time and of memory. Operations in `LANES` have a lane of their
-    own. high: inches of the picture, at most.
+    own. high: inches of the picture, at most; more where a rank's row would be lower than `LEAST`.
     """
     panels = panels if isinstance(panels, Mapping) else {"": panels}
     strips = {name: any(map(len, t.levels)) if memory is None else memory for name, t in panels.items()}
@@ -66,7 +67,8 @@ def timeline(
     under = [0.35 if unit == after else 0.52 for unit, after in zip(units, [*units[1:], ""])]
     over, foot = 0.36, 0.26  # for a panel's title, and for the legend
     beside = sum(under) + over * len(rows) + foot
-    rows = [row * min(1, (high - beside) / sum(rows)) for row in rows]
+    share = min(1, (high - beside) / sum(rows))
+    rows = [max(row * share, LEAST * len(t.rows)) for row, t in zip(rows, panels.values())]
     height = sum(rows) + beside
     with mpl.rc_context({"figure.constrained_layout.use": False}):  # all places are computed here
         figure = mpl.figure.Figure(figsize=(WIDTH, height))
