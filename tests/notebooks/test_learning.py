@@ -597,7 +597,8 @@ def test_the_setup_cell_is_silent_where_the_course_is_installed():
 
 def anchors(markdown: str) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", markdown, re.M)
-    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+    own = re.findall(r'<a id=\\?"([^"\\]*)', markdown)  # in a notebook the quotes are escaped
+    return {*own, *(re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings)}
 
 
 FILES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *NOTEBOOKS]
