@@ -555,16 +555,25 @@ def _all_do_the_same(run: Run) -> Answer | None:
     doing = {at["op"] for at in run.standing.values()}
     if len(doing) != 1 or len(run.standing) < run.n:
         return None
-    sends = doing == {"send"}
-    advice = (
-        "every rank sends and waits; nobody receives. On gloo a send ends when its receiver takes the"
-        " data, so on a ring somebody must do it the other way round: even ranks send first, odd ranks"
-        " receive first. Or begin the send with dist.isend, receive, then wait."
-        if sends
-        else "every rank waits to receive, and what it waits for was not sent. Does a rank begin its send"
-        " before it receives? Does it send to the next rank, and receive from the previous one?"
-    )
-    name = "everybody sends before anybody receives" if sends else "everybody waits to receive"
+    if doing == {"recv"}:
+        name, advice = (
+            "everybody waits to receive",
+            "every rank waits to receive, and what it waits for was not sent. Does a rank begin its send"
+            " before it receives? Does it send to the next rank, and receive from the previous one?",
+        )
+    elif all(calls and calls[-1][0] == "recv" for calls in run.calls):  # it has begun to receive as well
+        name, advice = (
+            "messages that do not meet",
+            "every rank has begun a send and a receive, and none of them meet: each message goes to a rank"
+            " that waits for another one. On a ring send to the next rank, and receive from the previous one.",
+        )
+    else:
+        name, advice = (
+            "everybody sends before anybody receives",
+            "every rank sends and waits; nobody receives. On gloo a send ends when its receiver takes the"
+            " data, so on a ring somebody must do it the other way round: even ranks send first, odd ranks"
+            " receive first. Or begin the send with dist.isend, receive, then wait.",
+        )
     return Answer("crashed", f"On {run.n} ranks {advice}\n\n{run.error.report}", name)
 
 

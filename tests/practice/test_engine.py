@@ -509,10 +509,17 @@ def test_the_busiest_rank_counts_and_errors_are_those_of_who_raised():
 stuck = on_two("stuck", doubled, inputs=ones, mistakes="", world={"timeout": 2})
 
 
+def send_and_receive_elsewhere(x, peer):
+    """By another tag: on two ranks as on a ring whose ranks receive from the next one."""
+    sent, received = dist.isend(x, peer), dist.irecv(x.clone(), peer, tag=1)
+    sent.wait(), received.wait()
+
+
 @pytest.mark.parametrize(
     "first, name",
     [
         (dist.send, "everybody sends before anybody receives"),
+        (send_and_receive_elsewhere, "messages that do not meet"),
         (dist.recv, "everybody waits to receive"),
         (lambda x, peer: peer and dist.recv(x, peer), "a message with one end"),
     ],

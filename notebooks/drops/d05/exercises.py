@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
-from helpers.practice import OnRanks, Run, names_in
+from helpers.practice import OnRanks, Run, hear, names_in
 from helpers.ranks import current
 
 from .cells import NETWORK
@@ -61,6 +61,8 @@ def _train(attempt: Callable, facts: dict) -> None:
     # beside: whether an all-reduce was under way when a layer's backward began
     facts |= {"off": "", "left": False, "unwaited": 0, "beside": False, "held": 0.0}
     forgotten = calls_before = 0
+    given: list[tuple[torch.Tensor, int]] = []  # what is being summed, and how often it was written before
+    hear(lambda call: given.append((call.first, call.first._version)) if call.first is not None else None)
 
     def begins(dy):
         # The layer whose backward begins last is the first one: `early` and `held` keep what it was then.
@@ -81,7 +83,9 @@ def _train(attempt: Callable, facts: dict) -> None:
         model.zero_grad()
         loss = loss_of(model, share)
         before, forgotten, calls_before = sent(), recorder.not_waited(), len(facts["calls"])
+        given.clear()
         loss.backward()
+        changed = any(tensor._version > written for tensor, written in given)
         finish()
         facts["unwaited"] = max(facts["unwaited"], recorder.not_waited() - forgotten)
         facts["left"] |= not recorder.calm()
@@ -89,11 +93,15 @@ def _train(attempt: Callable, facts: dict) -> None:
         facts["late"] = facts.get("late", False) or bool(step and not before and sent())
         recorder.finish()
         mine = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-        facts["off"] = facts["off"] or _off(step, mine, gradients(batch), gradients(share), n)
+        facts["off"] = facts["off"] or _off(step, mine, gradients(batch), gradients(share), n, changed)
 
 
-def _off(step: int, mine: Sequence, whole: Sequence, own: Sequence, n: int) -> str | tuple[str, str]:
-    """The mistake in the gradients after a step; "" where they are the twin's, `whole`. own: of this rank."""
+def _off(
+    step: int, mine: Sequence, whole: Sequence, own: Sequence, n: int, changed: bool
+) -> str | tuple[str, str]:
+    """The mistake in the gradients after a step; "" where they are the twin's, `whole`. own: of this rank.
+    changed: whether one was written to between its all-reduce and the end of backward.
+    """
     near = lambda scale, others: [
         torch.allclose(a, scale * b, atol=1e-6, rtol=1e-3) for a, b in zip(mine, others)
     ]
@@ -103,12 +111,16 @@ def _off(step: int, mine: Sequence, whole: Sequence, own: Sequence, n: int) -> s
         return "the sum, not the mean"
     if any(near(1, own)) or any(near(1 / n, own)):
         return "gradients never exchanged"
+    if changed:
+        return "changed while it is summed"
     if step > 0:
         return "work of earlier steps still in the list"
     if all(near(1 / n, whole)):
         return "averaging twice"
     times = float(mine[0].norm() / whole[0].norm())
     said = f"The gradients are {times:.2f} times as long as the twin's." * (abs(times - 1) > 0.005)
+    if said and all(near(times, whole)):
+        return "right but for a factor", said
     return "other gradients than the twin's", said
 
 
@@ -124,7 +136,8 @@ def _found(run: Run, _) -> str | tuple[str, str] | None:
     if any(facts["late"] for facts in run.ranks):
         return "hooks that come after backward"
     if off := next((facts["off"] for facts in run.ranks if facts["off"]), None):
-        return off
+        ways = {how for calls in run.calls for _, how, *_ in calls} - {"sum", ""}
+        return ("reduced, not summed", f"You take the {min(ways)} of the ranks' gradients.") if ways else off
     if _share(run) < 0.5:
         return "most of it after backward"
     if not any(facts["beside"] for facts in run.ranks):
