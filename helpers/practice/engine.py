@@ -564,8 +564,8 @@ def _all_do_the_same(run: Run) -> Answer | None:
     elif all(calls and calls[-1][0] == "recv" for calls in run.calls):  # it has begun to receive as well
         name, advice = (
             "messages that do not meet",
-            "every rank has begun a send and a receive, and none of them meet: each message goes to a rank"
-            " that waits for another one. On a ring send to the next rank, and receive from the previous one.",
+            "every rank has begun a send and a receive, and none of them meet: each message goes to a"
+            " rank that waits for another. On a ring send to the next rank, receive from the previous one.",
         )
     else:
         name, advice = (
