@@ -27,6 +27,7 @@ CHOSEN = ("microbatch", "interleave", "schedule", "zero", "shard")
 MOST = 2_000_000  # operations of a schedule, which take some seconds
 # Switch -> the fields of the framework's record that it changes.
 SWITCHES: dict[str, dict[str, Any]] = {
+    "compiled": {"compiled": True, "fused": True, "norm_bytes": 2},
     "8-bit-adam": {"eight_bit": True},
     "offload": {"offload": True},
     "chunked-loss": {"loss_chunks": 8},
@@ -39,7 +40,10 @@ def job_of(args) -> Job:
     make no sense.
     """
     changed = {name: value for one in args.switches for name, value in SWITCHES[one].items()}
-    piped = find_framework(args.framework).zeros_in_pipeline
+    plain = find_framework(args.framework)
+    if "compiled" in args.switches and plain.fused:
+        raise ValueError(f"{plain.name}'s layers are fused already: leave compiled out of --with")
+    piped = plain.zeros_in_pipeline
     if args.command == "plan":
         changed |= {
             "schedules": args.schedule and tuple(args.schedule),
@@ -94,7 +98,7 @@ def _number(text: str, thousand: int = 1000, of: str = "tokens") -> float:
 
 def _inputs(job: Job) -> dict:
     """The inputs of an estimate, for --json."""
-    switches = ("gradient_bytes", "eight_bit", "offload", "loss_chunks")
+    switches = ("gradient_bytes", "compiled", "eight_bit", "offload", "loss_chunks")
     lora = job.lora and {"rank": job.lora.rank, "matrices": job.lora.matrices, "four_bit": job.lora.four_bit}
     return {
         "model": job.model.name,

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import ultra_scale
 import validation_axes as folded
 from tables import folder_of_tables, rows_of, show
 
@@ -30,7 +29,6 @@ from three_axes.plan import (
     Job,
     Layout,
     ModelShape,
-    certainty,
     validation,
 )
 from three_axes.plan.cost import constants
@@ -327,11 +325,11 @@ def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
     """What `certainty` asks for, of one set: logarithms of measured over predicted, for each kind of run."""
     found: dict[tuple, list[Run]] = {}
     for run in runs:
-        kind = (run.job.cluster.device.generation, bool(run.job.model.experts), certainty.program(run.job))
+        kind = run.job.cluster.device.generation, bool(run.job.model.experts)
         found.setdefault(kind, []).append(run)
     constant = float(np.abs(errors_of(runs)[1]).mean())
     off = lambda printed, guess: round(math.log(printed / guess), 3)
-    for (generation, experts, program), mine in found.items():
+    for (generation, experts), mine in found.items():
         same: dict[tuple, list[Run]] = {}
         for run in mine:
             job = run.job
@@ -345,7 +343,6 @@ def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
             set=name,
             generation=generation,
             experts=experts,
-            program=program,
             constant=round(constant, 4),
             peer=validation.BEST_TOOL.get(name, ""),
             seconds=[off(run.printed, run.seconds) for run in mine],
@@ -369,14 +366,10 @@ def main() -> None:
         if off := [100 * abs(run.memory) for run in runs if run.memory is not None]:
             shown = [f"{size:.1f} %" for size in (np.mean(off), np.median(off), np.percentile(off, 90))]
             rows.append([f"{name}, memory", str(len(off)), *shown, "", ""])
-    columns = ["published set", *ultra_scale.ERRORS]
+    columns = ["published set", "runs", "error (MAPE)", "median", "p90", "bias", "null model"]
     show("The planner against published runs, seconds per step", columns, rows, *notes)
-    usual = []
-    if (folder / ultra_scale.RUNS).is_file():
-        usual = ultra_scale.tables(folder)
     papers = {name: make() for name, make in (validation.SETS | folded.SETS).items()}
-    every = papers | done | {"Ultra-Scale": usual}
-    every = {name: [Run(*run) for run in runs] for name, runs in every.items()}
+    every = {name: [Run(*run) for run in runs] for name, runs in (papers | done).items()}
     kept = [one for name, runs in every.items() for one in kinds(name, runs)]
     text = json.dumps(kept, separators=(",", ":")).replace("{", "\n{")
     (DATA / "planner_errors.json").write_text(text + "\n")

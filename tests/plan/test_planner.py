@@ -120,7 +120,6 @@ def test_schedules_that_split_backward_are_asked_for():
             Layout(dp=4, tp=2, pp=8, microbatch=4, schedule="ZB-H2"),
             "fills 8 stages with 16 microbatches, and there are 8",
         ),
-        (Layout(dp=8, pp=8, schedule="ZB-V", balanced=True), "for one chunk on each pipeline rank, not 2"),
     ],
 )
 def test_schedules_that_split_backward_are_refused_in_a_sentence(layout, sentence):
@@ -146,15 +145,6 @@ def test_schedules_that_split_backward_are_refused_in_a_sentence(layout, sentenc
 def test_nonsense_is_refused_in_a_sentence(given, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         given()
-
-
-def test_a_balanced_plan_is_what_check_admits():
-    framework = replace(EVERY, balanced=True)
-    made = plan(Job(MODELS["toy"], DGX, 64, 64, framework), gpus=64)
-    for row in [*made.ranked, *made.too_large]:
-        check(MODELS["toy"], row.layout, 64)
-    assert max(row.layout.pp for row in made.ranked) == 4
-    assert any("take pp 4, or less" in reason for reason in made.impossible.values())
 
 
 def test_the_nearest_choice_is_one_that_the_gpus_allow():

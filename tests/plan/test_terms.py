@@ -206,7 +206,7 @@ def test_full_recompute_computes_a_third_more():
 def test_every_framework_and_order_is_positive_and_monotone(name, order, d, t, p, sp):
     framework = FRAMEWORKS[name]
     zero = (framework.zeros if p == 1 else framework.zeros_in_pipeline)[-1]
-    sizes = dict(tp=t, pp=p, zero=zero, sequence_parallel=sp, order=tuple(order), balanced=framework.balanced)
+    sizes = dict(tp=t, pp=p, zero=zero, sequence_parallel=sp, order=tuple(order))
     job = Job(LLAMA, DGX, 8 * d, 4096, framework)
     layout = Layout(**sizes, dp=d)
     at = lambda job=job, layout=layout: sum(map(float, step_terms(job, layout).values()))

@@ -43,7 +43,7 @@ AXES = (
         "the batch",
         "step",
         "data parallel",
-        "gradients (and weights with ZeRO) around the ring, less what hides; ZeRO-3's copies",
+        "gradients (and weights with ZeRO) around the ring, less what hides; ZeRO-3's copies, FSDP's ends",
         letter="d",
         replicates=True,
     ),

@@ -34,8 +34,8 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
         normed: list[Op] = []
         if model.qk_norm:  # one norm for queries, one for keys
             normed = [
-                *norm("norm of queries", wide, eager, saved=wide),
-                *norm("norm of keys", keys, eager, saved=keys),
+                *norm("norm of queries", wide, eager, framework.norm_bytes, saved=wide),
+                *norm("norm of keys", keys, eager, framework.norm_bytes, saved=keys),
             ]
         into = [
             *enter(at, x, "attention", 3),
@@ -119,8 +119,7 @@ def _scores(at: LayerOnRank, wide) -> list[Op]:
     kept_scores = 0.0 if fused else (2 + 3 * (not model.bare)) * sb * seen * model.heads / t
     anew = ("full",) if fused else ("selective", "full")
     again = 0.0 if model.latent else None  # 'modules' computes queries, keys and values again
-    copies = framework.keeps_views and not model.latent and model.kv_heads == model.heads
-    stays = wide + (1 + copies) * n * sb * (model.k_width + model.v_width) / t
+    stays = wide + n * sb * (model.k_width + model.v_width) / t
     block: dict[str, Any] = dict(block="scores", share=_reached(at, seen) if fused else 1.0)
     return [
         *_context(at),

@@ -15,6 +15,7 @@ from .frameworks import Framework
 from .job import Job
 from .layout import Axes, Layout
 from .memory import stage_states
+from .possible import check_size
 from .shape import ModelShape
 from .stages import can_be_spread
 
@@ -71,8 +72,12 @@ class Candidates(Sequence[Candidate]):
         return [self[int(k)] for k in sorted(first)]
 
 
-def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dict[Axes, str]]:
-    """(all rows of numbers, for any schedule; impossible sizes -> why)."""
+def all_rows(
+    job: Job, gpus: int, only: dict[str, int], kinds: dict[tuple, str]
+) -> tuple[np.ndarray, dict[Axes, str]]:
+    """(all rows of numbers, for any schedule; impossible sizes -> why). kinds: for sizes that are checked
+    already, why they are impossible for every batch and length, or ""; the others are added.
+    """
     framework, rows, impossible, asked = job.framework, [], {}, only.get("shard", 0)
     # With the shard, the ZeRO stages to try, and the largest microbatch.
     possible: list[tuple[Axes, int, tuple[int, ...], int]] = []
@@ -81,10 +86,10 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
         zeros = framework.zeros if axes.pp == 1 else framework.zeros_in_pipeline
         zeros = tuple(zero for zero in zeros if zero or not shard)
         layout = framework.layout(**axes._asdict(), shard=shard, zero=max(zeros, default=0))
-        try:
-            job.check(layout, gpus)
-        except ValueError as e:
-            impossible[axes] = str(e)
+        if (axes, shard) not in kinds:
+            kinds[axes, shard] = _refusal(job.check_kind, layout, gpus)
+        if refusal := kinds[axes, shard] or _refusal(check_size, layout, job.global_batch, job.seq_len):
+            impossible[axes] = refusal
             continue
         if not zeros:
             only_zero = " or ".join(map(str, framework.zeros))
@@ -111,6 +116,15 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
         given = ", ".join(f"{axis} {size}" for axis, size in only.items())
         raise ValueError(f"{given} cannot be on {gpus} GPUs: dp·tp·pp must be {gpus}")
     return np.array(rows, _ROW), impossible
+
+
+def _refusal(check, *of) -> str:
+    """What a check says against it; "" where it passes."""
+    try:
+        check(*of)
+    except ValueError as e:
+        return str(e)
+    return ""
 
 
 def _all_axes(job: Job, gpus: int, only: dict[str, int]) -> Iterator[Axes]:
@@ -167,7 +181,7 @@ def _chunks(model: ModelShape, framework: Framework, p: int) -> list[int]:
     """The numbers of chunks that a pipeline rank may have. More than one need a multiple of p
     microbatches.
     """
-    if p == 1 or framework.balanced:
+    if p == 1:
         return [1]
     most = min(framework.most_chunks, model.layers // p + 1)
     return [v for v in range(1, most + 1) if can_be_spread(model, p * v)]
@@ -182,7 +196,7 @@ def runs(job: Job, schedule: str, recompute: str, rows: np.ndarray) -> np.ndarra
     if kind.alone:
         return v == 1
     enough = job.global_batch // (rows["dp"] * rows["microbatch"]) >= kind.fills * p
-    even = (job.model.layers % (kind.chunks * p) == 0) & (not job.framework.balanced)
+    even = job.model.layers % (kind.chunks * p) == 0
     divide = (kind.chunks == 1) | even  # one chunk on a rank: rows have it
     return (
         (v == 1)

@@ -10,7 +10,8 @@ A layer takes the longer of this time and the host's time to launch it. To the m
 embedding and the head, the sends between stages, the bubble, data parallelism and the optimizer.
 
 Five constants, each with a meaning, were fitted to two published tables of A100 runs and to nothing else,
-with an earlier form of this model; a sixth, `exposed`, was set by judgement (data/cost_constants.json).
+with an earlier form of this model; a sixth, `exposed`, was set by judgement, and a seventh, `slowed`, is
+from published measurements (data/cost_constants.json).
 `validation.table` compares them with runs to which they were not fitted.
 """
 
@@ -27,7 +28,7 @@ import numpy as np
 from ..files import find
 from ..paper.axes import AXES
 from ..paper.collectives import all_to_all_seconds, group_seconds, send_seconds
-from .data_parallel import synchronisation
+from .data_parallel import synchronisation, unhidden
 from .feed_forward import ROUTER
 from .job import Job
 from .layout import Layout, spread
@@ -48,6 +49,7 @@ class Constants(NamedTuple):
     intra_node_efficiency: float
     inter_node_efficiency: float
     exposed: float
+    slowed: float
 
 
 @cache
@@ -73,12 +75,11 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
             return send_seconds(op.payload, nodes > 1, job.cluster, *shares)
         return group_seconds(op.collective, op.payload, inside, nodes, job.cluster, *shares)
     gpu = job.cluster.device
-    framework = job.framework
-    eager = op.part == "attention" and not framework.fused_attention
+    eager = op.part == "attention" and not job.framework.fused_attention
     efficiency = c.attention_efficiency if eager else c.gemm_efficiency * op.share
     reached = gpu.achievable if op.rate == "bf16" else gpu.rate(op.rate)
     bandwidth = job.cluster.memory_speed(op.memory, c.memory_efficiency)
-    return op.flops / (reached * efficiency * framework.computing) + op.streamed / bandwidth
+    return op.flops / (reached * efficiency) + op.streamed / bandwidth
 
 
 class Work(NamedTuple):
@@ -285,19 +286,36 @@ def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[O
     for op in ops:
         times = op.calls if op.collective else 1
         took[op.name] = took.get(op.name, 0.0) + times * seconds_of(op, job, layout, c)
+    shown = took["copies"] + took.get("gradient of a tied head", 0.0)
+    under = lambda sent, free: np.maximum(sent - free, c.exposed * sent)
     every = (zero == 2) & job.framework.reduces_each  # microbatch
     # Gradients of the last microbatch run under its backward, or of all where each reduces its own; ZeRO-3's
     # weights come under all that is computed, and share the links with its gradients.
-    under = {
-        "gradients": np.where(zero == 3, m * both, np.where(every, m, 1) * backward),
-        "updated weights": both - backward,
-    }
-    took["gradients"] = took["gradients"] + took["gathered weights"]
-    shown = took["copies"] + took.get("gradient of a tied head", 0.0)
-    for name, free in under.items():
-        left = np.maximum(took[name] - free, c.exposed * took[name]) if name in hides else took[name]
-        shown = shown + left
-    return shown, took["optimizer"]
+    free = np.where(zero == 3, m * both, np.where(every, m, 1) * backward)
+    sent = took["gradients"] + took["gathered weights"]
+    gradients = under(sent, free) if "gradients" in hides else sent
+    if job.framework.fsdp:
+        gradients = np.where(zero == 3, _fsdp(job, layout, c, m, both, backward, took), gradients)
+    shown = shown + gradients
+    updated = took["updated weights"]
+    hidden = under(updated, both - backward)
+    return shown + (hidden if "updated weights" in hides else updated), took["optimizer"]
+
+
+def _fsdp(job: Job, layout: Layout, c: Constants, m, both, backward, took: dict[str, Any]):
+    """Seconds of FSDP's gathers and scatters that show. In each microbatch half of the gathers run under
+    its forward, the others and the scatters under its backward, but for the first and the last; in a pipeline
+    all of them under all that is computed. What they run under is slowed: see `Constants.slowed`.
+    """
+    gathers, scatters = took["gathered weights"], took["gradients"]
+    under = lambda sent, free: np.maximum(sent - free, c.slowed * sent)
+    ends = {"F": 0.0, "I": 0.0}
+    for op in unhidden(job, layout):
+        ends[op.phase] = ends[op.phase] + seconds_of(op, job, layout, c)
+    passes = (gathers / 2, "F", both - backward), (gathers / 2 + scatters, "I", backward)
+    alone = [np.minimum(m * ends[phase], sent) for sent, phase, _ in passes]
+    shown = sum(end + under(sent - end, m * free) for end, (sent, _, free) in zip(alone, passes))
+    return np.where(np.asarray(layout.pp) > 1, under(gathers + scatters, m * both), shown)
 
 
 FORMULAS = {

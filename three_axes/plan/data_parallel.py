@@ -117,6 +117,27 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
     return [*sent, Op("copies", "data parallel", "S", 0.0, copies, 0), *_optimizer(framework, owned, summed)]
 
 
+def unhidden(job: Job, layout: Layout) -> list[Op]:
+    """What FSDP sends in each microbatch before anything is computed, and after all is: the embedding and
+    the first layer are gathered, and their gradients reduced (PyTorch's notes on FSDP: "the 1st all-gather
+    will not be able to overlap with anything"). They are a part of what `synchronisation` lists.
+    """
+    framework, (first, _) = job.framework, job.model.kinds[0]
+    embedding = job.model.vocab * job.model.hidden / (layout.tp if framework.split_vocabulary else 1)
+    in_layer = job.lora.weight_bytes if job.lora else framework.number_bytes
+    experts = [("eshard" if layout.hybrid else "edp", expert_share(first, layout), 0)] * bool(first.experts)
+    held = [("shard" if layout.hybrid else "dp", layer_share(first, layout.tp), embedding), *experts]
+    ops = []
+    for over, layer_, beside in held:
+        gathered = in_layer * layer_ + framework.number_bytes * beside
+        reduced = framework.gradient_bytes * (layer_ + beside) * (job.lora is None)
+        ops += [
+            sending("first gather", over, "F", "all_gather", 1, gathered),
+            sending("last scatter", over, "I", "reduce_scatter", 1, reduced),
+        ]
+    return ops
+
+
 def _optimizer(framework: Framework, owned, held) -> list[Op]:
     """What is done with the gradients of `owned` parameters, in bytes through memory. In float32 (in a copy
     if they have another type) they are read for their norm, read and written for clipping, and read by Adam,

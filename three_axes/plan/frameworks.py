@@ -12,7 +12,7 @@ import numpy as np
 
 from ..checks import positive, unknown, whole
 from ..paper.pipelines import SCHEDULES
-from .layout import RECOMPUTE, Layout
+from .layout import RECOMPUTE, Axes, Layout
 
 HIDDEN = (
     "gradients",
@@ -117,10 +117,9 @@ class Framework:
     fused_sums: bool = True
     fused_attention: bool = True
     attention: str = "flash"  # the kernel of a fused one: see `ATTENTION`
-    # Held for each of the vocabulary's scores; 0: 4 if the loss is fused, else what PyTorch's operations
-    # hold.
-    score_bytes: int = 0
-    # Gradients are copied into half-precision buckets, which stay (DistributedDataParallel's).
+    # A norm keeps so many bytes for each number of its input.
+    norm_bytes: int = 2
+    # Gradients are copied into buckets of their own size, which stay (DistributedDataParallel's).
     buckets: bool = False
     # DeepSpeed's: numbers of a flat bucket, of which overlapping takes 4.5 of gradients and of weights each
     # (HF Transformers' docs/source/en/deepspeed.md), and numbers that ZeRO-3 keeps gathered; the step copies
@@ -128,10 +127,6 @@ class Framework:
     # and stage3.py, sub_group_size).
     flat_bucket: float = 0.0
     live: float = 0.0
-    # Where each head has keys and values of its own, the attention keeps queries as a view of all three, and
-    # a copy of keys and values beside them.
-    keeps_views: bool = False
-    balanced: bool = False  # the last stages hold fewer layers, because of the head
     regathers: bool = True  # SP: a matrix's input is gathered again for backward, not kept whole
     merged: bool = True  # the input gradients of q, k and v, and of gate and up, are summed, then reduced
     split_vocabulary: bool = True  # embedding and head are split over tp
@@ -144,6 +139,7 @@ class Framework:
     # attention), dispatch (experts' tokens, under the layers of another microbatch), sends (those of chunks,
     # under other chunks).
     hides: tuple[str, ...] = ("gradients", "keys and values")
+    fsdp: bool = False  # ZeRO-3 is PyTorch's FSDP, whose overlap was measured: see `cost`
     reduces_each: bool = True  # ZeRO-2 and 3 reduce gradients in every microbatch
     reduces_whole: bool = False  # ZeRO-1 and 2 all-reduce them, and each rank keeps its part
     # Of experts. grouped: one kernel for all of a rank's, not one for each. fused_experts: in MXFP8 the first
@@ -160,19 +156,20 @@ class Framework:
     # What PyTorch's allocator reserves, in units of what is allocated at the most, by public logs.
     # Megatron-LM's since 2024 print 1.01 to 1.13, the largest in its pull request 5662 (July 2026).
     reserves: float = 1.13
-    # Switches, which no framework has on by itself. eight_bit: Adam's two states in a byte each. offload:
-    # master copy and states lie in the host's memory, and its processors step. loss_chunks: the head and its
-    # loss take so many parts of a microbatch, one after the other.
+    # Switches, which no framework has on by itself. compiled: layers go through torch.compile, which makes a
+    # kernel of each norm, activation function and sum; the loss does not. eight_bit: Adam's two states in a
+    # byte each. offload: master copy and states lie in the host's memory, and its processors step.
+    # loss_chunks: the head and its loss take so many parts of a microbatch, one after the other.
+    compiled: bool = False
     eight_bit: bool = False
     offload: bool = False
     loss_chunks: int = 1
     context: str = "ring"  # how ranks that share a sequence look at all of it: see `attention`
     # The host's, for each kernel or collective: a layer takes the longer of the host's time and the GPU's.
-    # Two programs' runs on one node that wait for the host tell 37 (Megatron Bridge) and 40 µs (nanotron). 0
-    # where a step is a CUDA graph.
+    # Runs of Megatron Bridge on one node that wait for the host give 37 µs. 0 where a step is a CUDA graph.
     launch_seconds: float = 3.7e-5
-    computing: float = 1.0  # of a GPU's processors; the others do nothing but send
-    # What it offers.
+    # What it offers. axes: along which it splits.
+    axes: tuple[str, ...] = Axes._fields
     schedules: tuple[str, ...] = ("1F1B", "interleaved")
     zeros: tuple[int, ...] = (0, 1, 2, 3)
     zeros_in_pipeline: tuple[int, ...] = (0, 1)
@@ -190,7 +187,6 @@ class Framework:
         positive("imbalance", self.imbalance, least=1.0, unit="shares of the mean")
         positive("launch_seconds", self.launch_seconds, zero=True, most=1.0, unit="seconds")
         positive("reserves", self.reserves, least=1.0, most=10.0, unit="times what is allocated")
-        positive("computing", self.computing, most=1.0, unit="of the processors")
         for field, known in (
             ("schedules", tuple(SCHEDULES)),
             ("zeros", (0, 1, 2, 3)),
@@ -216,12 +212,17 @@ class Framework:
     @property
     def switches(self) -> list[str]:
         """In words, those that are on."""
-        chunks = [f"loss in {self.loss_chunks} chunks"] * (self.loss_chunks > 1)
-        return ["8-bit Adam"] * self.eight_bit + ["optimizer on the host"] * self.offload + chunks
+        said = {
+            "compiled": self.compiled,
+            "8-bit Adam": self.eight_bit,
+            "optimizer on the host": self.offload,
+            f"loss in {self.loss_chunks} chunks": self.loss_chunks > 1,
+        }
+        return [words for words, on in said.items() if on]
 
     def layout(self, **chosen) -> Layout:
-        """A layout with this framework's order of axes and its way to spread layers."""
-        return Layout(**{"order": self.order, "balanced": self.balanced, **chosen})
+        """A layout with this framework's order of axes."""
+        return Layout(**{"order": self.order, **chosen})
 
 
 TEXTBOOK = Framework(
@@ -256,6 +257,28 @@ MEGATRON = Framework(
     recomputes=("none", "selective", "modules", "full"),
     recomputes_some=True,
 )
+TRANSFORMERS = Framework(
+    name="transformers",
+    source="models/qwen3/modeling_qwen3.py at 000c33f (a norm keeps a float32 copy of its input and what its"
+    " weight multiplies; positions one operation at a time), loss/loss_utils.py at 0114da0 (float32 scores),"
+    " integrations/sdpa_attention.py at 00c238b; FSDP2 around each layer, embedding and head, with float32"
+    " parameters and bfloat16 computing, as Accelerate's utils/fsdp_utils.py at 16cb6eb has it; no compiler",
+    weight_bytes=4,
+    gradient_bytes=4,
+    optimizer_bytes=8,
+    norm_bytes=6,
+    fused=False,
+    fused_loss=False,
+    fused_sums=False,
+    regathers=False,
+    splits_sends=False,
+    fsdp=True,
+    reserves=1.26,
+    axes=("dp",),
+    zeros=(3,),
+    zeros_in_pipeline=(3,),
+    recomputes=("none", "full"),
+)
 FRAMEWORKS: dict[str, Framework] = {
     f.name: f
     for f in (
@@ -287,6 +310,7 @@ FRAMEWORKS: dict[str, Framework] = {
             fused_sums=False,
             regathers=False,
             splits_sends=False,
+            fsdp=True,
             # Seven of PyTorch's FSDP, peak reserved over peak active: 1.07 to 1.35, median 1.26
             # (llama-cookbook, pull requests 41, 165 and 650, issue 120). Less with expandable segments, which
             # its own script sets.
@@ -310,42 +334,17 @@ FRAMEWORKS: dict[str, Framework] = {
             context="heads",
             schedules=("1F1B",),
         ),
-        Framework(
-            name="nanotron",
-            source="models/base.py (stages balanced by parameters), parallel/context.py (pp, dp, tp),"
-            " trainer.py (DistributedDataParallel), models/llama.py (views of queries, keys and values),"
-            " tensor_parallel/functional.py (scores in half precision and two float32 copies; its switch"
-            " tp_recompute_allgather was off in most of the published runs). launch_seconds from its own runs"
-            " on one node (Ultra-Scale Playbook, 2025)",
-            gradient_bytes=4,
-            fused=False,
-            fused_loss=False,
-            fused_sums=False,
-            score_bytes=10,
-            buckets=True,
-            keeps_views=True,
-            regathers=False,
-            balanced=True,
-            launch_seconds=4e-5,
-            schedules=("1F1B",),
-            zeros=(0, 1),
-        ),
+        TRANSFORMERS,
         replace(
-            MEGATRON,
-            name="deepseek-v3",
-            source="DeepSeek-V3's report (2024), sections 3.2 and 3.3: dispatch and combine under another"
-            " microbatch's layers, by 20 of 132 processors; float32 master weights and gradients, Adam's two"
-            " states in bfloat16; norms and latent attention's products computed twice. Its own schedule,"
-            " DualPipe, is priced as ZB-H1",
-            optimizer_bytes=8,
-            hides=(*MEGATRON.hides, "dispatch"),
-            grouped=True,
-            once_a_node=True,
-            narrow_copies=(),
-            computing=112 / 132,
-            schedules=("ZB-H1", "1F1B"),
-            recomputes=("none", "modules"),
-            recomputes_some=False,
+            TRANSFORMERS,
+            name="transformers-ddp",
+            source=f"{TRANSFORMERS.source}; DistributedDataParallel, or one GPU, under autocast: bfloat16"
+            " copies of float32 weights, norms whole in float32, and buckets beside the gradients",
+            weight_bytes=6,
+            norm_bytes=8,
+            buckets=True,
+            zeros=(0,),
+            zeros_in_pipeline=(0,),
         ),
     )
 }

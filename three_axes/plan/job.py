@@ -11,7 +11,7 @@ from ..checks import whole
 from ..paper.hardware import CLUSTERS, Cluster
 from .frameworks import TEXTBOOK, Framework
 from .layout import Layout
-from .possible import check
+from .possible import check, check_size
 from .shape import ModelShape
 
 # Which linear layers of a layer belong to which part, as `attention` and `feed_forward` call them. Routed
@@ -165,9 +165,19 @@ class Job:
         return narrow + [str(self.lora)] * bool(self.lora) + self.framework.switches
 
     def check(self, layout: Layout, gpus: int | None = None) -> None:
-        """Refuse what cannot be: see `possible.check`. Weights in 4 bits are shared out (FSDP), and not cut:
-        bitsandbytes and PEFT have no tensor parallelism, pipeline or context parallelism for them.
+        """Refuse what cannot be, as `possible.check` does, and axes that the framework does not offer. 4-bit
+        weights are shared out (FSDP), and not cut: bitsandbytes and PEFT have no tensor parallelism, pipeline
+        or context parallelism for them.
         """
-        check(self.model, layout, self.global_batch, gpus, self.seq_len)
+        self.check_kind(layout, gpus)
+        check_size(layout, self.global_batch, self.seq_len)
+
+    def check_kind(self, layout: Layout, gpus: int | None = None) -> None:
+        """Of `check` what holds for every batch and every length of a sequence."""
+        check(self.model, layout, None, gpus)
+        name, axes = self.framework.name, self.framework.axes
+        for axis, size in layout.axes._asdict().items():
+            if size > 1 and axis not in axes:
+                raise ValueError(f"{name} is priced along {', '.join(axes)} alone, not with {axis} {size}")
         if self.lora and self.lora.four_bit and layout.ranks != layout.dp:
             raise ValueError("weights in 4 bits train with data parallelism alone: take dp for all ranks")

@@ -84,7 +84,6 @@ class Layout(_Sizes):
     attention and every second matrix product (torchtitan's default); full, all of a layer. recomputed: with
     full, only so many layers of each stage; 0 for all. sequence_parallel: split the activations between the
     matrices over tp as well. order: dp, tp and pp from the outermost to the innermost; cp lies next to tp.
-    balanced: the last pipeline stages hold fewer layers, because of the head.
     """
 
     microbatch: Count = 1
@@ -96,7 +95,6 @@ class Layout(_Sizes):
     recomputed: Count = 0
     sequence_parallel: bool | Any = True
     order: tuple[str, ...] = ORDER
-    balanced: bool = False
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -241,6 +239,5 @@ class Layout(_Sizes):
             "SP": self.sequence_parallel and np.any(np.asarray(self.tp) > 1),
             f"{self.recompute} recompute{some}": self.recompute != "none",
             f"{' '.join(self.order)} from the outermost": self.order != ORDER,
-            "balanced": self.balanced and piped,
         }
         return " · ".join([str(self.axes), f"b {self.microbatch}", *(name for name in said if said[name])])

@@ -118,8 +118,7 @@ def in_flight(layout: Layout, m: float, stage: int) -> float:
 def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
     """Bytes of weights, gradients and optimizer state on one GPU of a pipeline rank. Takes arrays."""
     model, framework = job.model, job.framework
-    # Autograd's own half-precision gradients exist when a microbatch's activations are freed.
-    buckets = 2 * framework.buckets * (np.asarray(layout.replicas) > 1)
+    buckets = framework.gradient_bytes * framework.buckets * (np.asarray(layout.replicas) > 1)
     own, routed, ends = _params(model, layout, stage, framework.split_vocabulary)
     state = framework.state_bytes * (not framework.offload)
     bytes_ = framework.weight_bytes, framework.gradient_bytes + buckets, state
@@ -157,9 +156,10 @@ def stage_memory(
     parts["activations"] = held * in_flight(layout, job.microbatches(layout), stage)
     # One microbatch at a time: the norm's and the head's input, and float32 scores.
     eager = EAGER_SCORE_BYTES + SCORE_BYTES * framework.split_vocabulary * (np.asarray(t) > 1)
-    scores: Any = framework.score_bytes or SCORE_BYTES + eager * (not framework.fused_loss)
+    scores: Any = SCORE_BYTES + eager * (not framework.fused_loss)
     scores = scores * model.vocab * (1 + model.mtp) / framework.loss_chunks
-    logits = parts["logits"] = last * sb * (4.0 * model.hidden + scores) / t
+    inputs = (2.0 + (framework.norm_bytes if model.bare else 2)) * model.hidden
+    logits = parts["logits"] = last * sb * (inputs + scores) / t
     # In a layer's backward all of its activations exist again; the scores are freed by then.
     whole = of_kinds[-1][1] if layout.recompute in AGAIN else 0.0
     parts["activations"] = parts["activations"] + np.maximum(0, whole - logits)

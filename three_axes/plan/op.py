@@ -191,12 +191,17 @@ def stream(name: str, nbytes, kernels, back=2.0, **saved) -> list[Op]:
     ]
 
 
-def norm(name: str, nbytes, eager: bool, **saved) -> list[Op]:
+def norm(name: str, nbytes, eager: bool, keeps: int, **saved) -> list[Op]:
     """A norm of so many bytes of half-precision numbers. Fused it moves 4 bytes a number forward. One by one,
-    in float32: to float32 6 bytes, square 8, mean 4, product 8, back 6, weight 4.
+    in float32: to float32 6 bytes, square 8, mean 4, product 8, back 6, weight 4; and of each number it keeps
+    `keeps` bytes for backward, not 2.
     """
     moved, kernels = (18.0, 6) if eager else (2.0, 1)
-    return stream(name, moved * nbytes, kernels, **saved)
+    lines = stream(name, moved * nbytes, kernels, **saved)
+    if eager and keeps > 2:
+        more = (keeps / 2 - 1) * saved["saved"]
+        lines.append(Op(f"{name}, in float32", "elementwise", kernels=0, saved=more))
+    return lines
 
 
 def partial_sums(name: str, phase: str, layout: Layout, payload, times: tuple = (1, 1), **where) -> list[Op]:

@@ -55,10 +55,10 @@ def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
     normed, add = x / parts * (model.norms / 2), add * x / parts
     last = ("full",) if framework.whole_recompute else ()
     ops = [
-        *norm("norm 1", normed, eager, saved=x / parts, saved_per_op=x / parts),
+        *norm("norm 1", normed, eager, framework.norm_bytes, saved=x / parts, saved_per_op=x / parts),
         *attention(at, eager),
         *stream("residual 1", add, add_kernels, saved=masks),
-        *norm("norm 2", normed, eager, saved=x / parts),
+        *norm("norm 2", normed, eager, framework.norm_bytes, saved=x / parts),
         *feed_forward(at, eager, last),
         *stream("residual 2", add, add_kernels, saved=masks),
     ]

@@ -188,7 +188,8 @@ class Plan:
             job = self.job.changed(what, factor)
         except ValueError:
             return None
-        space = self.space if self.space.serves(job) else Space(job, self.gpus, self.space.only)
+        old = self.space
+        space = old if old.serves(job) else Space(job, self.gpus, old.only, old.kinds)
         return _ranked(job, space, {})
 
     def table(self, rows: int = 10) -> Table:

@@ -23,7 +23,7 @@ def check(
 
     For one layout of plain numbers. Raises ValueError. global_batch: sequences in one step over all ranks.
     """
-    d, t, p, b, v = layout.dp, layout.tp, layout.pp, layout.microbatch, layout.interleave
+    t, p, v = layout.tp, layout.pp, layout.interleave
     for name in (*Axes._fields, "microbatch", "interleave"):
         whole(name, getattr(layout, name), 1, 10**7)
     if layout.schedule not in SCHEDULES:
@@ -55,31 +55,16 @@ def check(
                 " shard has all experts;"
                 f" {_divisors(layout.shard * t, layout.ep * layout.etp)} for ep·etp"
             )
-    if layout.cp > 1 and seq_len is not None and seq_len % (2 * layout.cp):
-        raise ValueError(
-            f"cp {layout.cp} cuts each sequence into {2 * layout.cp} pieces, and {seq_len} tokens do not"
-            f" divide by that; take a sequence of {max(1, seq_len // (2 * layout.cp)) * 2 * layout.cp}, or"
-            " another cp"
-        )
     _check_heads(model, t, gpus)
     if len(model.kinds) > 1 or not model.experts:
         _must_divide(t, model.ffn, f"tp {t} does not divide the feed-forward width {model.ffn}", gpus)
-    if layout.balanced and layout.chunks > 1:
-        raise ValueError(
-            f"balanced stages are worked out for one chunk on each pipeline rank, not {layout.chunks}; take"
-            " 1F1B"
-        )
-    if layout.balanced and p > model.layers:
-        raise ValueError(
-            f"{model.layers} layers do not give each of {p} stages one; take pp {model.layers}, or less"
-        )
     if model.mixed and not can_be_spread(model, p * v):
         of_each = " and ".join(str(count) for _, count in model.kinds)
         raise ValueError(
             f"{model.name} has {of_each} layers of its kinds, and {p * v} stages (pp·interleave) do not all"
             f" hold as many of each; {_divisors(math.gcd(*(n for _, n in model.kinds)), p * v)} stages"
         )
-    if not layout.balanced and not can_be_spread(model, p * v):
+    if not can_be_spread(model, p * v):
         raise ValueError(
             f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do {model.layers}"
             f" + 2 with the embedding and the output layer counted; {_divisors(model.layers, p * v, gpus)}"
@@ -102,6 +87,18 @@ def check(
                 f"{layout.schedule} has two stages on each of {p} ranks, and {model.layers} layers do not"
                 f" divide over {2 * p}; take ZB-H1, or another pp"
             )
+    check_size(layout, global_batch, seq_len)
+
+
+def check_size(layout: Layout, global_batch: int | None = None, seq_len: int | None = None) -> None:
+    """Of `check` what depends on the size of a step: whether its batch and its sequences divide."""
+    d, p, b = layout.dp, layout.pp, layout.microbatch
+    if layout.cp > 1 and seq_len is not None and seq_len % (2 * layout.cp):
+        raise ValueError(
+            f"cp {layout.cp} cuts each sequence into {2 * layout.cp} pieces, and {seq_len} tokens do not"
+            f" divide by that; take a sequence of {max(1, seq_len // (2 * layout.cp)) * 2 * layout.cp}, or"
+            " another cp"
+        )
     if global_batch is not None:
         whole("global_batch", global_batch)
         if global_batch % (d * b):
@@ -110,7 +107,7 @@ def check(
                 f"take {max(1, global_batch // (d * b)) * d * b}, or another microbatch"
             )
         m = global_batch // (d * b)
-        if chosen and m % p:
+        if layout.pipeline.chunks == 0 and m % p:
             raise ValueError(
                 f"interleaving needs a multiple of pp = {p} microbatches, and there are {m}; take a batch of"
                 f" {(m // p + 1) * p * d * b}, another microbatch, or 1F1B"

@@ -37,15 +37,17 @@ class Space:
     numbers: a row for each layout, with its bytes on the fullest GPU. names: a schedule and a recompute
     policy for each number in its column 'names'. impossible: sizes -> why no layout can have them. Neither
     these nor the lists of operations depend on the speed of the cluster: `serves` says which jobs may share
-    them.
+    them. kinds: the sizes that are checked for every batch, from a space of the same model, GPUs and
+    framework: see `all_rows`.
     """
 
-    def __init__(self, job: Job, gpus: int, only: dict[str, int]):
+    def __init__(self, job: Job, gpus: int, only: dict[str, int], kinds: dict[tuple, str] | None = None):
         self.job, self.gpus, self.only = job, gpus, only
         self.names: list[tuple[str, str]] = []
         self._groups: list[Group] = []
         self._seconds: dict[Cluster, np.ndarray] = {}
-        rows, self.impossible = all_rows(job, gpus, only)
+        self.kinds = {} if kinds is None else kinds
+        rows, self.impossible = all_rows(job, gpus, only, self.kinds)
         self._lists = lists(job, self._layouts(rows))
         which = np.arange(len(rows)) if self._lists.which is None else self._lists.which
         framework, looked_at = job.framework, []

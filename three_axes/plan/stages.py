@@ -30,16 +30,9 @@ def can_be_spread(model: ModelShape, stages: int) -> bool:
 def layers_on_rank(model: ModelShape, layout: Layout, rank):
     """Layers in all the chunks of a pipeline rank, for a layout that `check` accepts; on the last rank also
     those of modules that predict further tokens. Takes arrays.
-
-    Balanced: each rank in turn takes its share, rounded up, of the layers and the head, which counts as the
-    number of layers with its parameters; the rest lies before the head (so Hugging Face's nanotron splits,
-    even if the shares leave the last stages none).
     """
     p, stages, layers = layout.pp, layout.pp * layout.chunks, model.layers
     more = (rank == layout.pipeline.head_rank(p)) * model.mtp
-    if layout.balanced:
-        share = np.ceil((layers + (np.asarray(p) > 1) * model.vocab * model.hidden / model.layer_params) / p)
-        return np.clip(layers - share * rank, 0, share) + more
     one_less = (rank == 0) * 1 + (rank == p - 1) * 1
     even = np.where(layers % stages == 0, layers // p, (layers + 2) // p - one_less)
     if not layers % 2:

@@ -23,7 +23,7 @@ NODES = 8  # up to so many nodes the printed speed of the network is used
 WORTH_SAYING = 0.05  # of a step
 HELD = {
     "weights": "2 bytes a parameter of the stage, /t (/d with ZeRO-3; 4 where it is the float32 one)",
-    "gradients": "2 or 4 bytes a parameter (2 more where buckets hold copies), /t (/d from ZeRO-2 on)",
+    "gradients": "2 or 4 bytes a parameter (as many more where buckets hold copies), /t (/d from ZeRO-2 on)",
     "optimizer": "12 bytes a parameter, /t (/d from ZeRO-1 on); 8 beside a float32 parameter",
     "activations": "layers of the stage · what a layer keeps · microbatches in flight",
     "logits": "4·s·b·(h + V)/t, 10 more for each score where operations run one by one",

@@ -248,7 +248,11 @@ def counters() -> None:
 
 # -- the planner ----------------------------------------------------------------------------------
 
-COMMAND = ("-m", "three_axes", "plan", "llama-3-70b", "--gpus", "64")
+PLAN = ("-m", "three_axes", "plan")
+COMMANDS = (
+    (*PLAN, "llama-3-70b", "--gpus", "64"),
+    (*PLAN, "deepseek-v3", "--gpus", "2048", "--batch", "15360"),
+)
 
 
 def planner(pairs: int = 15) -> None:
@@ -258,8 +262,10 @@ def planner(pairs: int = 15) -> None:
         command = [sys.executable, *arguments]
         return timed(lambda: subprocess.run(command, stdout=subprocess.DEVNULL, check=True))
 
-    both = [(took("-c", "import numpy"), took(*COMMAND)) for _ in range(pairs)]
-    rows = [[" ".join(COMMAND[1:]), f"{1e3 * median(b for _, b in both):.0f} ms", paired(both)]]
+    rows = []
+    for command in COMMANDS:
+        both = [(took("-c", "import numpy"), took(*command)) for _ in range(pairs)]
+        rows.append([" ".join(command[1:]), f"{1e3 * median(b for _, b in both):.0f} ms", paired(both)])
     for model, gpus, batch in (("llama-3-70b", 64, 128), ("deepseek-v3", 2048, 15360)):
         job = Job(MODELS[model], CLUSTERS["dgx-h100"], batch, 4096)
         seconds = median(timed(lambda: plan(job, gpus=gpus)) for _ in range(5))

@@ -1,0 +1,99 @@
+"""Nine runs of Hugging Face's models on one H100, beside what the planner says of them: a check, not a fit.
+
+Measured in November 2026 with PyTorch 2.11 and transformers 5.17: FSDP2 without a compiler, float32 master
+weights, bfloat16 computing, fused AdamW, clipping, PyTorch's fused attention.
+"""
+
+import io
+import json
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from three_axes.__main__ import main
+
+
+def output_of(command: str) -> str:
+    with redirect_stdout(io.StringIO()) as out:
+        assert main(command.split()) == 0
+    return out.getvalue()
+
+
+class Ran(NamedTuple):
+    """Seconds of a step and GB of the GPU, allocated and reserved; None where it ran out of memory."""
+
+    model: str
+    tokens: int
+    sequences: int
+    recompute: str
+    seconds: float | None = None
+    allocated: float | None = None
+    reserved: float | None = None
+
+
+class Said(NamedTuple):
+    """What the planner says of it. held: GB without the context."""
+
+    verdict: str
+    seconds: float
+    low: float
+    high: float
+    held: float
+
+
+def said_of(run: Ran) -> Said:
+    batch = f"--batch {run.sequences} --microbatch {run.sequences} --seq {run.tokens}"
+    asked = (
+        f"estimate {run.model} --zero 3 {batch} --recompute {run.recompute} --framework transformers --json"
+    )
+    made = json.loads(output_of(asked))
+    verdict = "fits" if made["fits"] else "tight" if made["tight"] else "too large"
+    ends = (made["step_seconds"] * made["sure"][end] for end in ("low", "high"))
+    held = (made["memory_bytes"] - made["memory"]["overhead"]) / 1e9
+    return Said(verdict, made["step_seconds"], *ends, held)
+
+
+RUNS = [
+    Ran("qwen3-0.6b", 4096, 4, "none", 0.423, 75.5, 83.3),
+    Ran("qwen3-0.6b", 2048, 8, "none"),
+    Ran("qwen3-1.7b", 4096, 2, "none", 0.393, 67.2, 80.6),
+    Ran("qwen3-1.7b", 4096, 4, "full", 0.803, 65.2, 81.4),
+    Ran("llama-3.2-3b", 4096, 1, "none", 0.377, 68.8, 82.5),
+    Ran("llama-3.2-3b", 4096, 4, "full"),
+    Ran("gpt2-xl", 1024, 16, "full", 0.698, 39.3, 47.2),
+    Ran("tinyllama-1.1b", 2048, 8, "none", 0.359, 58.8, 68.2),
+    Ran("tinyllama-1.1b", 2048, 2, "none", 0.192, 27.7, 32.4),
+]
+
+
+@pytest.fixture(scope="module")
+def beside() -> list[tuple[Ran, Said]]:
+    return [(run, said_of(run)) for run in RUNS]
+
+
+def test_what_ran_is_not_refused_and_what_crashed_is_not_said_to_fit(beside):
+    for run, said in beside:
+        assert said.verdict != ("too large" if run.seconds else "fits"), run
+        assert not run.allocated or said.held == pytest.approx(run.allocated, rel=0.1)
+    # One microbatch of eight sequences is what crashed; the planner takes two of four.
+    plan = output_of("plan qwen3-0.6b --gpus 1 --batch 8 --seq 2048 --framework transformers")
+    assert "b 4 · ZeRO-3" in plan and "7 fit, 1 more are tight" in plan
+
+
+def test_seconds_lie_inside_the_interval_but_where_the_host_is_slow(beside):
+    """The smallest step waits for the host, whose launches take longer than is assumed."""
+    outside = [run for run, said in beside if run.seconds and not said.low <= run.seconds <= said.high]
+    assert outside == [RUNS[-1]]
+
+
+def test_the_manual_has_these_runs(beside):
+    manual = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
+    for run, said in beside:
+        asked = f"| {run.model} | {run.tokens:,} · {run.sequences} | {run.recompute}"
+        here = (
+            f"{said.verdict} | {said.held:.1f} GB | {said.seconds:.2f} s, {said.low:.2f} to {said.high:.2f}"
+        )
+        there = f"{run.allocated} GB | {run.seconds:.2f} s" if run.seconds else "out of memory | "
+        assert f"{asked} | {here} | {there} |" in manual, f"{asked} | {here} | {there} |"
