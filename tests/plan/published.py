@@ -20,19 +20,10 @@ import numpy as np
 import validation_axes as folded
 from tables import folder_of_tables, rows_of, show
 
-from three_axes.plan import (
-    CLUSTERS,
-    DEVICES,
-    FRAMEWORKS,
-    MODELS,
-    Framework,
-    Job,
-    Layout,
-    ModelShape,
-    validation,
-)
+from three_axes.paper.hardware import DEVICES
+from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, ModelShape, validation
 from three_axes.plan.cost import constants
-from three_axes.plan.frameworks import ATTENTION, Reached
+from three_axes.plan.frameworks import ATTENTION, Framework, Reached
 from three_axes.plan.job import Lora
 from three_axes.plan.memory import largest_stage, stage_memory
 from three_axes.plan.models import gpt
