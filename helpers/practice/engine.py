@@ -54,7 +54,7 @@ from three_axes.table import human
 
 from ..ranks import RankError, World
 from .exercise import Answer, Exercise, NotCounted, crashed, names_in, numbers_in, right, stopped, wrong
-from .runs import Run, Watch, alike, differs, ends_by_itself, facts_so_far, noting_help, observed, sendable
+from .runs import Observer, Run, alike, differs, ends_by_itself, facts_so_far, noting_help, observed, sendable
 from .seen import in_its_form, in_its_numbers
 
 if TYPE_CHECKING:  # ranks import the engine, and do not need matplotlib
@@ -415,8 +415,8 @@ class OnRanks(Compared):
     """A function that every rank runs. tries: (number of ranks, further arguments of `inputs`) for each world
     in which it is tried, in order.
 
-    inputs, sees, gradient: see `Watch`. watch(attempt, facts): replaces `Watch`. messages: whether the work
-    must be done by sends and receives only. world: arguments of the World, except its size.
+    inputs, sees, gradient: see `Observer`. watch(attempt, facts): replaces `Observer`. messages: whether the
+    work must be done by sends and receives only. world: arguments of the World, except its size.
     """
 
     tries: tuple[tuple, ...] = ((4,), (2,))
@@ -449,7 +449,7 @@ class OnRanks(Compared):
                     yield partial(self._does, world, tried), partial(self._observe, world, tried)
 
     def _watch(self, tried: tuple, flops: bool = False) -> Callable:
-        return self.watch or Watch(tried, self.inputs, self.sees, self.gradient, flops, self.messages)
+        return self.watch or Observer(tried, self.inputs, self.sees, self.gradient, flops, self.messages)
 
     def _observe(self, world: World, tried: tuple, attempt: Callable) -> Run:
         """What an attempt does in a world. Raises NotCounted if the solution itself does not end."""

@@ -295,7 +295,7 @@ def hear(listen: Callable) -> None:
 
 
 @dataclass
-class Watch:
+class Observer:
     """On a rank: run the attempt on each case and record its answers, and what it uses.
 
     inputs(rank, *tried): the arguments of each case. sees(arguments, answer): the value to compare.

@@ -89,7 +89,7 @@ def fold(texts: list[str]) -> str:
     return "\n".join(parts)
 
 
-class Stream:
+class PrintedStream:
     """The output of a long call while it runs: whole new lines, rank by rank."""
 
     def __init__(self, captured: list[Captured]):
@@ -126,7 +126,7 @@ class View:
     """
 
     def __init__(self, captured: list[Captured], after: float, timeout: float | None):
-        self.stream, self.after, self.timeout = Stream(captured), after, timeout
+        self.stream, self.after, self.timeout = PrintedStream(captured), after, timeout
         self.started = self.shown = time.monotonic()
         self.bar = self.line = None
         self.has_printed, self.places = False, ""

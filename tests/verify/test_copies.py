@@ -10,7 +10,7 @@ import pytest
 import worlds
 from sampled import sampled
 
-from three_axes.verify.script import Watch
+from three_axes.verify.script import WatchedScript
 
 shared = worlds.shared(4, many=40, timeout=120)
 JOBS = jobs.jobs()
@@ -28,7 +28,7 @@ def watched(job: jobs.Job, steps: int = 5) -> tuple[str, list[str]]:
 
     names, printed = {}, io.StringIO()
     with redirect_stdout(printed):
-        watch = Watch(steps, over)
+        watch = WatchedScript(steps, over)
         try:
             with suppress(Over):
                 job.run(names)

@@ -11,7 +11,7 @@ from ..paper.collectives import algorithmic_bytes
 from ..paper.placement import Placement
 from ..plan.job import Job
 from ..plan.layout import Layout
-from ..plan.traffic import Call, calls
+from ..plan.traffic import Calls, calls
 from ..table import Table, human
 from .report import CollectiveCount
 
@@ -47,7 +47,7 @@ def against(
     table, words = [], []
     most = max([row.algorithmic for row in counted.values()], default=0.0)
     for key in sorted(predicted.keys() | counted.keys(), key=lambda key: key[::-1]):
-        call, row = predicted.get(key, Call(*key, 0, 0)), counted.get(key, CollectiveCount(*key))
+        call, row = predicted.get(key, Calls(*key, 0, 0)), counted.get(key, CollectiveCount(*key))
         must = algorithmic_bytes(call.op, call.payload, layout.members(call.axis)) if call.payload else 0.0
         has, ratio = row.algorithmic, f"{row.algorithmic / must:.2f}" if must else ""
         table.append([*key[::-1], f"{call.calls:g}", f"{row.calls:g}", human(must), human(has), ratio])
@@ -89,7 +89,7 @@ def _wider(key: tuple[str, str], row: CollectiveCount, job: Job) -> float | None
     return sizes.pop() / number if len(sizes) == 1 else None
 
 
-def _units(predicted: Call, counted: CollectiveCount, must: float, has: float, wider: float | None) -> str:
+def _units(predicted: Calls, counted: CollectiveCount, must: float, has: float, wider: float | None) -> str:
     """What the bytes of a call show about the units in which weights are gathered; '' if they show nothing.
     The planner's list has a unit for each layer, and one for the rest.
     """

@@ -38,7 +38,7 @@ class Members(NamedTuple):
     me: int
 
 
-class Axes:
+class AxisNames:
     """Names of the groups of this process."""
 
     def __init__(self):

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from .. import devices, pytorch_private
 from ..paper.collectives import ROOTED, needs
-from .axes import Axes
+from .axes import AxisNames
 from .beside import Beside
 from .moves import Channel
 from .operators import (
@@ -184,7 +184,7 @@ class Interposer:
     """
 
     def __init__(self):
-        self.axes, self.inside = Axes(), False
+        self.axes, self.inside = AxisNames(), False
         self.fabric: Network | None = None
         self._listeners: list[Listener] = []
         self._watched: set[int] = set()  # backwards whose end will be noticed

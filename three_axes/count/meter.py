@@ -90,7 +90,7 @@ class Recorder(Listener):
 
     def __init__(self, box: int | None = None, on: bool = True, spans: int = 1_000_000):
         self.box, self.on, self.most_spans = box, on, spans
-        self.counter, self.moves = wire.Counter(), Moves()
+        self.counter, self.moves = wire.Sockets(), Moves()
         self.moves.open = self._under_way
         self.moves.forbids = lambda: interposer.beside.forbids() if interposer.beside else ""
         self._thread = threading.local()  # begins: the operation that is being issued

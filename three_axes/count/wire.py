@@ -106,7 +106,7 @@ def cut(anywhere: bool = False) -> None:
             s.close()
 
 
-class Counter:
+class Sockets:
     """Bytes that this rank has sent, by connection, with connections that have closed since `forget`."""
 
     def __init__(self):

@@ -46,7 +46,7 @@ class Event:
     args: dict = field(default_factory=dict)
 
 
-class Call(NamedTuple):
+class HostCall(NamedTuple):
     """A call of the host to CUDA, or to another device's library."""
 
     name: str
@@ -70,7 +70,7 @@ class Trace:
     rank: int | None
     groups: list[dict]
     gpu: list[tuple[str, Event]]
-    launches: dict[object, Call]
+    launches: dict[object, HostCall]
     notes: list[Event]
     cpu: list[Event]
     size: int | None
@@ -122,7 +122,7 @@ def read(path: str) -> Trace:
                 gpu.append((GPU[kind], event))
                 gpus.add(str(found.get("pid")))
             elif launches_something:
-                call = Call(event.name, event.start, event.end, event.thread)
+                call = HostCall(event.name, event.start, event.end, event.thread)
                 launches[event.args.get("correlation")] = call
             elif is_note:
                 event.thread = None if kind == "gpu_user_annotation" else event.thread

@@ -17,7 +17,7 @@ from .stages import kinds_on_rank
 
 
 @dataclass
-class Call:
+class Calls:
     """One kind of collective on one axis: how often in a step, and bytes of the whole tensors."""
 
     op: str
@@ -42,7 +42,7 @@ def _step(job: Job, layout: Layout, stage: int) -> Iterator[tuple[float, Op]]:
     yield from ((1, op) for op in synchronisation(job, layout, stage))
 
 
-def calls(job: Job, layout: Layout, stage: int = 0) -> list[Call]:
+def calls(job: Job, layout: Layout, stage: int = 0) -> list[Calls]:
     """The collectives of a step on a rank of a pipeline stage, by name and axis."""
     totals: dict[tuple[str, str], list[float]] = {}
     for times, op in _step(job, layout, stage):
@@ -50,7 +50,7 @@ def calls(job: Job, layout: Layout, stage: int = 0) -> list[Call]:
             total = totals.setdefault((op.collective, op.axis), [0.0, 0.0])
             total[0] += times * op.calls
             total[1] += times * op.calls * op.payload
-    return [Call(op, axis, round(n), size) for (op, axis), (n, size) in sorted(totals.items())]
+    return [Calls(op, axis, round(n), size) for (op, axis), (n, size) in sorted(totals.items())]
 
 
 def sent(job: Job, layout: Layout, stage: int | None = None) -> dict[str, float]:

@@ -30,7 +30,7 @@ from ..plan.models import ModelShape
 from ..plan.possible import check
 from ..plan.stages import layers_on_rank
 from ..plan.traced import PLANS, microbatches
-from ..plan.traffic import Call
+from ..plan.traffic import Calls
 from ..table import Table, human
 
 
@@ -42,7 +42,7 @@ class Trace:
     layout: Layout
     seq_len: int
     params: int
-    calls: list[Call]
+    calls: list[Calls]
     memory: dict[str, float]
     seconds: float = field(compare=False)  # duration of the tracing
     resident: int = field(compare=False)  # largest memory of the tracing process, in bytes
@@ -56,7 +56,7 @@ class Trace:
         """Calls of a collective along an axis."""
         return sum(c.calls for c in self.calls if (c.op, c.axis) == (op, axis))
 
-    def _sent(self, call: Call) -> float:
+    def _sent(self, call: Calls) -> float:
         return algorithmic_bytes(call.op, call.payload, self.layout.members(call.axis))
 
     def table(self) -> Table:
@@ -161,7 +161,7 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
     from ..pytorch_private import join_fake_ranks
     from .traced_experts import shard_experts, with_experts
     from .traced_model import Transformer, parallelize
-    from .watch import Watch
+    from .watch import Recording
 
     start = time.perf_counter()
     join_fake_ranks(layout.ranks)
@@ -188,7 +188,7 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
         shard_experts(net, folded["edp"], policy)
     for part in (*net.layers, net):
         fully_shard(part, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=False if piped else None)
-    with FakeTensorMode(allow_non_fake_inputs=True), Watch(axis_of) as watch:
+    with FakeTensorMode(allow_non_fake_inputs=True), Recording(axis_of) as watch:
         net.to_empty(device="cpu")
         watch.kind_of(net.parameters(), "weights")
         optimizer = torch.optim.AdamW(net.parameters(), foreach=False)

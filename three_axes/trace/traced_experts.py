@@ -23,7 +23,7 @@ from ..pytorch_private import all_to_all_single_autograd, grouped_product
 from .traced_model import FeedForward, RMSNorm, Transformer
 
 
-class Experts(nn.Module):
+class TracedExperts(nn.Module):
     """E/ep of E, each with three matrices: a product for all of them in one kernel."""
 
     def __init__(self, hidden: int, e: shapes.Experts, ep: int):
@@ -48,7 +48,7 @@ class Routed(nn.Module):
     def __init__(self, shape: ModelShape, e: shapes.Experts, group: ProcessGroup):
         super().__init__()
         self.router, self.k, self.group = nn.Linear(shape.hidden, e.count, bias=False), e.per_token, group
-        self.experts = Experts(shape.hidden, e, group.size())
+        self.experts = TracedExperts(shape.hidden, e, group.size())
         self.shared = FeedForward(replace(shape, experts=None, ffn=e.shared)) if e.shared else None
 
     def forward(self, x):

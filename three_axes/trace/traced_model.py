@@ -69,7 +69,7 @@ def _norm(shape: ModelShape) -> nn.Module:
     return RMSNorm(shape.hidden) if shape.gated else nn.LayerNorm(shape.hidden)
 
 
-class Attention(nn.Module):
+class TracedAttention(nn.Module):
     """Causal attention with grouped queries: g heads of keys and values for a heads of queries."""
 
     def __init__(self, shape: ModelShape):
@@ -111,7 +111,7 @@ class FeedForward(nn.Module):
 class _Layer(nn.Module):
     def __init__(self, shape: ModelShape):
         super().__init__()
-        self.norm1, self.attention = _norm(shape), Attention(shape)
+        self.norm1, self.attention = _norm(shape), TracedAttention(shape)
         self.norm2, self.mlp = _norm(shape), FeedForward(shape)
 
     def forward(self, x, turn):

@@ -8,7 +8,7 @@ import torch
 
 from .. import pytorch_private
 from ..ledger import Ledger, storages
-from ..plan.traffic import Call
+from ..plan.traffic import Calls
 
 OPERATORS = {  # operator -> (collective, argument with the whole tensor, or None: the result is)
     "c10d::allreduce_": ("all_reduce", 0),
@@ -22,7 +22,7 @@ OPERATORS = {  # operator -> (collective, argument with the whole tensor, or Non
 }
 
 
-class Watch(Ledger):
+class Recording(Ledger):
     """From `start()` on, counts collectives by (name, axis), and keeps what was living at the peak.
 
     axis_of: a process group's name -> the axis it belongs to.
@@ -31,7 +31,7 @@ class Watch(Ledger):
     def __init__(self, axis_of: dict[str, str]):
         super().__init__()
         self.axis_of = axis_of
-        self.counted: dict[tuple[str, str], Call] = {}
+        self.counted: dict[tuple[str, str], Calls] = {}
         self._kinds: dict[int, str] = {}
         self._at_peak: tuple[int, dict[int, int]] = 0, {}  # the peak, and what lived then
 
@@ -55,7 +55,7 @@ class Watch(Ledger):
             if axis is None and isinstance(a, torch.ScriptObject):
                 axis = self.axis_of.get(torch.distributed.ProcessGroup.unbox(a).group_name)
         tensors = pytorch_private.tree_flatten(result if whole is None else args[whole])[0]
-        call = self.counted.setdefault((name, axis or "all"), Call(name, axis or "all", 0, 0))
+        call = self.counted.setdefault((name, axis or "all"), Calls(name, axis or "all", 0, 0))
         call.calls += 1
         call.payload += sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
 
@@ -63,7 +63,7 @@ class Watch(Ledger):
         """Set the kind of some tensors. The rest of what is living at the peak is 'activations'."""
         self._kinds |= dict.fromkeys(storages(tensors), kind)
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[Calls]:
         """One for each (name, axis), sorted by these."""
         return [self.counted[key] for key in sorted(self.counted)]
 

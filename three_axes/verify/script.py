@@ -54,7 +54,7 @@ def prepare(args) -> Callable[[], int]:
     return lambda: _verified(args)
 
 
-class Watch:
+class WatchedScript:
     """Watches this rank's tensors from the first step of an optimizer on. over: called after the last step.
 
     number: steps of this rank that have ended. If copies differ after `steps` steps, the same number of
@@ -73,7 +73,7 @@ class Watch:
         self._just_stepped: dict[str, str] = {}
         self._heard = Heard()
         self._stepping = Stepping(self._begins, self._stepped)
-        self.seen = Seen()  # used on rank 0
+        self.seen = ComparedSteps()  # used on rank 0
 
     def stop(self) -> None:
         """Stop watching the optimizers."""
@@ -182,7 +182,7 @@ class Watch:
             time.sleep(0.01)
 
 
-class Seen:
+class ComparedSteps:
     """On rank 0: the steps that all ranks have written. Prints each finding at once."""
 
     def __init__(self) -> None:
@@ -278,7 +278,7 @@ def _verified(args) -> int:
             watch.part()
             leave(1 if rank == 0 and watch.seen.parted else 0)
 
-    watch = Watch(args.steps, over)
+    watch = WatchedScript(args.steps, over)
     try:
         run_script(args)
     finally:
@@ -287,7 +287,7 @@ def _verified(args) -> int:
     return 0
 
 
-def _conclude(watch: Watch, args) -> None:
+def _conclude(watch: WatchedScript, args) -> None:
     if watch.seen.copies is None:
         say(
             f"{args.script}: no optimizer has stepped on several ranks: there is nothing to compare."
