@@ -8,6 +8,8 @@ __getattr__, __dir__ = door(
         "around",
         "count_from_here",
         "counted_so_far",
+        "finish_collectives",
+        "open_collectives",
         "peak_memory",
         "rank",
         "rank_state",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,13 @@ class Rank(Protocol):
 
     def tell(self, done: int, total: int | None) -> None:
         """Report the rank's progress to the notebook."""
+
+
+class OpenCollectives(NamedTuple):
+    """A rank's collectives of this call. not_waited: how many nothing in Python has waited for."""
+
+    under_way: bool
+    not_waited: int
 
 
 rank: Rank | None = None  # None in the kernel, and in processes that a rank forks
@@ -89,6 +96,17 @@ def counted_so_far() -> list[CollectiveCount]:
 def spans_so_far() -> list[Span]:
     """This rank's computations and waits of this call, since `count_from_here()` if called."""
     return list(_here("spans_so_far").recorder.spans)
+
+
+def open_collectives() -> OpenCollectives:
+    """Whether one of this rank's collectives has not ended, and how many were not waited for."""
+    recorder = _here("open_collectives").recorder
+    return OpenCollectives(not recorder.calm(), recorder.not_waited())
+
+
+def finish_collectives() -> None:
+    """Wait for this rank's collectives that were begun and not waited for."""
+    _here("finish_collectives").recorder.finish()
 
 
 def peak_memory(reset: bool = False) -> int:

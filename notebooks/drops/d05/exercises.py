@@ -51,11 +51,11 @@ def _train(attempt: Callable, facts: dict) -> None:
 
     When means before which layer's backward: an order of events, which no busy machine changes.
     """
-    rank, n, recorder = dist.get_rank(), dist.get_world_size(), current.rank.recorder
+    rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     plain = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     model = deepcopy(plain)
-    sent = lambda: sum(row.payload for row in recorder.rows.values())
+    sent = lambda: sum(row.payload for row in current.counted_so_far())
     loss_of = lambda net, rows: 100 * net(rows).square().mean()
     gradients = lambda rows: torch.autograd.grad(loss_of(plain, rows), list(plain.parameters()))
     # beside: whether an all-reduce was under way when a layer's backward began
@@ -66,9 +66,9 @@ def _train(attempt: Callable, facts: dict) -> None:
 
     def begins(dy):
         # The layer whose backward begins last is the first one: `early` and `held` keep what it was then.
-        facts.update(early=sent(), beside=facts["beside"] or not recorder.calm())
+        facts.update(early=sent(), beside=facts["beside"] or current.open_collectives().under_way)
         begun = len(facts["calls"]) - calls_before
-        facts["held"] = 1 - (recorder.not_waited() - forgotten) / max(1, begun)
+        facts["held"] = 1 - (current.open_collectives().not_waited - forgotten) / max(1, begun)
 
     finish = attempt(model, n)
     facts["values"] = [FUNCTION if callable(finish) else f"{finish!r:.60}"]
@@ -82,16 +82,17 @@ def _train(attempt: Callable, facts: dict) -> None:
         share = toy.my_share(batch, rank, n)
         model.zero_grad()
         loss = loss_of(model, share)
-        before, forgotten, calls_before = sent(), recorder.not_waited(), len(facts["calls"])
+        before, forgotten, calls_before = sent(), current.open_collectives().not_waited, len(facts["calls"])
         given.clear()
         loss.backward()
         changed = any(tensor._version > written for tensor, written in given)
         finish()
-        facts["unwaited"] = max(facts["unwaited"], recorder.not_waited() - forgotten)
-        facts["left"] |= not recorder.calm()
+        under_way, not_waited = current.open_collectives()
+        facts["unwaited"] = max(facts["unwaited"], not_waited - forgotten)
+        facts["left"] |= under_way
         facts["share"] = (facts["early"] - before) / max(1, sent() - before)
         facts["late"] = facts.get("late", False) or bool(step and not before and sent())
-        recorder.finish()
+        current.finish_collectives()
         mine = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
         facts["off"] = facts["off"] or _off(step, mine, gradients(batch), gradients(share), n, changed)
 
