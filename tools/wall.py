@@ -51,7 +51,7 @@ def figures() -> Table:
     rows = []
     for name, l in schemes.items():
         e, kept = estimate(job, l), by_hand.states_bytes(job.model.params, l.dp, l.tp, l.pp, l.zero)
-        sizes = [human(size) for size in (sum(kept.values()), e.memory_bytes, sum(sent(job, l).values()))]
+        sizes = [human(size) for size in (sum(kept), e.memory_bytes, sum(sent(job, l).values()))]
         rows.append([name, *sizes, f"{e.time['bubble'] / e.step_seconds:.0%}", f"{e.step_seconds:.2f} s"])
     columns = ["Llama-3-8B on 8 H100s", "states", "memory, fullest", "sent in a step", "bubble", "step"]
     title = f"batch {job.global_batch} × {job.seq_len} tokens, microbatch 1, by three_axes.plan"
