@@ -1,9 +1,12 @@
-"""The planner against published runs that may be read and not copied: `make planner-tables PUBLISHED=FOLDER`.
-It writes data/planner_errors.json, and prints the tables of docs/planner.md.
+"""Compares the planner with published runs whose tables this project may not copy.
 
-FOLDER holds the tables as their publishers print them, gathered by hand into CSV files; each name below is a
-file of it, and a set whose file is not there is left out. Nothing is fitted to them. What a table does not
-print is said at each set: recompute is the least that fits, for a part of the layers where that does.
+`make planner-tables PUBLISHED=FOLDER` runs this script. It writes data/planner_errors.json, and prints the
+tables of docs/planner.md.
+
+FOLDER holds the published tables, gathered by hand into CSV files. Each file name below is a file of FOLDER.
+A set whose file is missing is left out. Nothing is fitted to these runs. The docstring of each set has what
+its table does not print. If recompute is not printed, the least that fits is assumed: a part of the layers if
+that is enough.
 """
 
 from __future__ import annotations
@@ -87,7 +90,7 @@ V2_LATENT = dict(gated=True, latent=Latent(512, 1536))
 DEEPSEEK_V2 = ModelShape("deepseek-v2", 60, 5120, 128, 102400, 0, 12288, experts=V2_EXPERTS, **V2_LATENT)
 MLPERF_RUNS = "mlperf_training_visible.csv"
 BRIDGE_RUNS = "megatron_bridge_performance_visible.csv"
-GRAPHS = "26.06"  # the release of Megatron Bridge whose steps with experts are CUDA graphs, but on H100
+GRAPHS = "26.06"  # from this release of Megatron Bridge on, steps with experts are CUDA graphs (not on H100)
 
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -95,8 +98,8 @@ MOST = 200  # pairs of a kind whose differences are kept
 
 
 class Run(NamedTuple):
-    """seconds: here. printed: theirs. memory: how far ours is off theirs, where that is printed. recomputed:
-    share of the layers that are computed twice.
+    """A published run. seconds: predicted. printed: published. memory: the relative error of the predicted
+    bytes, None if no bytes are published. recomputed: the share of the layers that are computed twice.
     """
 
     seconds: float
@@ -108,7 +111,7 @@ class Run(NamedTuple):
 
 
 def _first(text: str) -> str:
-    """The number that a cell begins with: of '8 (note)' the 8."""
+    """The number at the start of a cell: '8' for '8 (note)'."""
     return text.split(" ")[0]
 
 
@@ -117,8 +120,8 @@ def _int(text: str, otherwise: int = 1) -> int:
 
 
 def seconds(job: Job, layout: Layout, gpus: int) -> tuple[float, float]:
-    """(seconds of a step, share of the layers that are computed twice): as few as fit. Of experts and latent
-    attention modules come first.
+    """(seconds of a step, share of the layers that are computed twice). As few layers are recomputed as fit.
+    A model with experts or latent attention recomputes modules before whole layers.
     """
     job.check(layout, gpus)
     layers, room = int(layers_on_rank(job.model, layout, min(1, layout.pp - 1))), job.cluster.device.memory

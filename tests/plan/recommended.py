@@ -1,5 +1,7 @@
-"""What NVIDIA recommends beside what the planner picks, and what context parallelism gains. `make
-planner-tables PUBLISHED=FOLDER` runs it with folder, shapes and framework of `published.py`.
+"""Compares NVIDIA's recommended layouts with the planner's picks, and the gain of context parallelism.
+
+`make planner-tables PUBLISHED=FOLDER` runs this script. The folder, shapes and framework are those of
+`published.py`.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def recommended(folder: Path) -> list[list[str]]:
             continue
         held = sum(largest_stage(job, layout)[1].values()) / job.cluster.device.memory
         mine = validation.seconds(job, layout)
-        if held > room(job) / job.cluster.device.memory:  # theirs is tight by our count: so may ours be
+        if held > room(job) / job.cluster.device.memory:  # NVIDIA's layout is tight, so ours may be tight too
             job = replace(job, framework=replace(job.framework, reserves=1.0))
         ours = plan(job, gpus=n)
         behind = mine / ours.best.seconds - 1

@@ -1,4 +1,4 @@
-"""How the scripts of `make planner-tables` read published tables, and print what they find as Markdown."""
+"""The scripts of `make planner-tables` read published tables, and print their results as Markdown, by this."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def folder_of_tables(about: str) -> Path:
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    """A CSV file, without lines of comment."""
+    """The rows of a CSV file, whose comment lines are skipped."""
     with open(path, encoding="utf-8") as f:
         return list(csv.DictReader(line for line in f if not line.startswith("#")))
 

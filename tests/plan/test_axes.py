@@ -1,5 +1,5 @@
-"""An axis is a record of `paper/axes.py`, and a field of `Axes` and of a layout's sizes: a copy of the
-project that has one more shows it wherever axes are shown.
+"""An axis is a record of `paper/axes.py`, and a field of `Axes` and of a layout's sizes. A copy of the
+project with one more axis must print that axis wherever it prints axes.
 """
 
 import json
@@ -19,7 +19,7 @@ from three_axes.plan import Axes, Layout
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = """
     Axis("zp", "zebra parallel", "the stripes", "layer", "zebra parallel", "m · all", beside="tp"),"""
-# What it sends is a line of a layer, as any axis has.
+# The new axis sends by one operation in each layer, as any axis does.
 CODE = """
 import contextlib, io, json, sys
 from three_axes.__main__ import main
@@ -59,7 +59,7 @@ json.dump({
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory) -> dict:
-    """What is said, by whom, where there is one axis more."""
+    """Command -> what it prints in a copy of the project that has one more axis."""
     there = tmp_path_factory.mktemp("zebra")
     for name in ("three_axes", "helpers"):
         shutil.copytree(ROOT / name, there / name, ignore=shutil.ignore_patterns("__pycache__"))

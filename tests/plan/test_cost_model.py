@@ -1,6 +1,4 @@
-"""The cost model against published runs: a change that makes it worse is noticed.
-`validation.table` makes the table.
-"""
+"""The errors of the cost model on published runs must not grow. `validation.table` makes their table."""
 
 import math
 import re
@@ -70,14 +68,15 @@ def test_the_documents_have_what_the_code_computes():
 
 @pytest.mark.parametrize("name", SETS)
 def test_kept_errors_are_those_of_this_model(name):
-    """`make planner-tables` writes them anew."""
+    """The stored errors must be those of the present model; `make planner-tables` writes them."""
     kept = [error for one in published() if one["set"] == name for error in one["seconds"]]
     assert np.exp(np.negative(kept)) == pytest.approx(1 + errors(name)[0], abs=1e-3)
 
 
 def test_eight_of_ten_runs_lie_inside_what_other_sets_give():
-    """Of each kind at least seven of ten runs of the set that is left out, and of all at least eight. The
-    sets at hand need less than those that were not; see `ELSEWHERE`.
+    """At least seven of ten runs of a set must lie in the interval that all other sets give, for each kind of
+    run; over all kinds, at least eight. The sets of this project need narrower intervals than the sets of
+    `ELSEWHERE`.
     """
     sets = published()
     covered = lambda sets: sum(map(inside, sets)) / sum(len(one["seconds"]) for one in sets)
@@ -87,13 +86,14 @@ def test_eight_of_ten_runs_lie_inside_what_other_sets_give():
 
 
 def source(name: str) -> str:
-    """Who published a set: of 'Narayanan 2021, T1 (fitted)' 'Narayanan 2021'. NVIDIA's are one."""
+    """The publisher of a set: 'Narayanan 2021' for 'Narayanan 2021, T1 (fitted)'. All of NVIDIA's sets have
+    one publisher."""
     first = name.partition(",")[0]
     return "NVIDIA" if first in ("Megatron Bridge", "NeMo 24.07", "Automodel", "Megatron-Core") else first
 
 
 def by_source() -> dict[str, float]:
-    """Source -> the share of its runs that lie in the interval which all other sources give."""
+    """Source -> the share of its runs that lie in the interval given by all other sources."""
     held, many = Counter(), Counter()
     for one in published():
         name = source(one["set"])
@@ -123,22 +123,23 @@ def test_the_interval_of_a_kind():
     hopper, new = sure(dense("dgx-h100")), sure(dense("mi300x-node"))
     assert generation("mi300x") == "" and new.high >= hopper.high > 1 / hopper.low - 1e-9
     assert "dense models on Hopper GPUs" in hopper.of and hopper.runs >= 100
-    for kind, (low, high) in ELSEWHERE.items():  # as wide as strangers' runs need
+    for kind, (low, high) in ELSEWHERE.items():  # as wide as the runs of unknown sources need
         given = interval(*kind, published())
         assert given.low <= low and given.high >= high
     oss = sure(Job(MODELS["gpt-oss-120b"], CLUSTERS["dgx-b200"], 128, 4096))
     assert "gpt-oss" in oss.of and oss.high > 1.6
     experts = sure(Job(MODELS["mixtral-8x7b"], CLUSTERS["dgx-h100"], 128, 4096))
     assert experts.high > hopper.high and experts.apart > hopper.apart
-    # Fewer than ten runs of a kind: the widest of the others.
+    # A kind that has fewer than ten runs gets the widest interval of the other kinds.
     few = [one for one in published() if one["generation"] != "Hopper" or one["set"] == "Llama 3 405B, T4"]
     assert interval("Hopper", False, few)[:2] == widened(*ELSEWHERE["Hopper", False])
 
 
 @pytest.mark.parametrize("n, least", [(1, math.sqrt(2)), (3, math.sqrt(4 / 3))])
 def test_measured_steps_of_a_source_take_its_bias_out(n, least):
-    """Each set's runs in turn measured: the others' error falls in the median, in all but one of six
-    runs it rises by 1.2 points at most, and at least eight of ten lie inside what is left.
+    """Some runs of each set are given as measured. Over all sets, the error of a set's other runs must fall
+    in the median. It may rise by 1.2 points at most, except in one set of six runs. At least eight of ten of
+    the other runs must lie in the narrowed interval.
     """
     sets = [one for one in published() if len(one["seconds"]) > n + 1]
     before, after, covered = np.array([with_measured(one, n) for one in sets]).T
@@ -162,7 +163,7 @@ def test_figures_and_ranking_follow_what_was_measured():
     mine, measured = of_your_source(job, [f"{first.layout} = {slow:.4f} s"])
     assert list(measured) == [first.layout] and mine.measured == pytest.approx((math.log(1.3),), abs=1e-4)
     made = plan(mine, gpus=64, measured=measured)
-    assert made.best.layout == second.layout  # the measured one is behind it now
+    assert made.best.layout == second.layout  # the measured layout is slower now
     assert made.best.seconds == pytest.approx(1.3 ** (1 / 2.5) * second.seconds, rel=1e-4)
     there = next(row for row in made.by_axes if row.axes == first.axes)
     assert there.layout == first.layout and there.seconds == pytest.approx(slow, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Experts: their groups, their bytes and FLOPs, what they hold, and published runs."""
+"""Experts: their groups, their bytes and FLOPs, their memory, and published runs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,19 +41,22 @@ def test_both_foldings_partition_the_ranks(d, c, t, p, ep, etp):
         for axis in sizes:
             ranks = [r for group in Placement(sizes).groups(axis) for r in group]
             assert sorted(ranks) == list(range(layout.ranks))
-    # A stage is the same ranks either way.
+    # A pipeline stage has the same ranks in both orders.
     assert Placement(layout.sizes).groups("pp") == Placement(layout.expert_sizes).groups("pp")
 
 
 def test_bytes_of_dispatch_and_combine():
-    """Two of four all-to-alls forward, each T·k·h numbers of which (ep - 1)/ep leave; by hand."""
+    """Two of the four all-to-alls are in forward. Each has T·k·h numbers, of which (ep - 1)/ep leave the
+    rank.
+    """
     job = Job(MIXTRAL, DGX, 64, 4096, MEGATRON)
     layout = Layout(dp=8, ep=8, zero=1)
     one = 2 * 4096 * 2 * 4096
     assert sent(job, layout)["ep"] == pytest.approx(4 * 7 / 8 * one * 8 * 32)
     again = sent(job, replace(layout, recompute="full"))["ep"]
     assert again == pytest.approx(1.5 * sent(job, layout)["ep"])
-    # Beside tp, each rank sends the copies of its own tokens; split experts gather them and scatter sums.
+    # With tp, each rank sends the copies of its own tokens. The ranks of a split expert gather these copies
+    # and scatter the sums.
     split = Layout(dp=4, tp=2, ep=4, etp=2, zero=1)
     by_axis = {(c.op, c.axis): c for c in calls(job, split)}
     assert by_axis["all_to_all", "ep"].payload == pytest.approx(4 * one / 2 * 16 * 32)
@@ -72,7 +75,7 @@ def test_gradients_of_experts_go_along_their_own_replicas():
 
 
 def test_states_of_experts_are_shared_out_over_their_own_replicas():
-    """DeepSeek-V3 on 64 ranks, ep 16: what all hold over 64, an expert's over 4."""
+    """DeepSeek-V3 on 64 ranks, ep 16: ZeRO shards an expert's state over 4 ranks, all other state over 64."""
     layout, n = Layout(dp=64, ep=16, zero=1), 58 * 256 * V3.expert_params
     held = stage_memory(Job(V3, DGX, 64, 4096), layout, 0, 0)
     expected = states(V3.params - n, 64, 1)["optimizer"] + states(n / 16, 4, 1)["optimizer"]
@@ -81,8 +84,8 @@ def test_states_of_experts_are_shared_out_over_their_own_replicas():
 
 
 def test_a_shard_has_all_experts():
-    """Mixtral with FSDP over 8 of 16 ranks, ep 4: each expert is cut in two inside a shard, and its gradients
-    are summed over two shards; by hand.
+    """Mixtral with FSDP over 8 of 16 ranks, ep 4: each expert is split in two inside a group of 8, and its
+    gradients are summed over the two groups.
     """
     job, n = Job(MIXTRAL, DGX, 16, 4096, FRAMEWORKS["torchtitan"]), 32 * 8 * MIXTRAL.expert_params / 4
     layout = Layout(dp=16, ep=4, zero=3, shard=8)
@@ -95,7 +98,7 @@ def test_a_shard_has_all_experts():
     everyone = replace(layout, shard=16)
     assert held(everyone) == held(replace(layout, shard=0))
     assert total(step_terms(job, everyone)) == total(step_terms(job, replace(layout, shard=0)))
-    # In and out of the tp groups: 2 · 4 ranks hold the eight experts, four to a shard's dp.
+    # Experts are spread over tp as well: the 2 · 4 ranks of an FSDP group hold the eight experts.
     beside = Layout(dp=8, tp=2, ep=8, zero=3, shard=4)
     assert beside.expert_shards == 1 and beside.members("ereplicate") == 2
     rows = plan(job, gpus=32, shard=8).ranked
@@ -107,7 +110,9 @@ def test_a_shard_has_all_experts():
 
 @pytest.mark.parametrize("way", CONTEXT)
 def test_an_axis_of_one_changes_no_figure(way):
-    """Beside layouts that have cp and ep, one that has not is what it is alone, whatever is said of them."""
+    """A layout without cp and ep has the same figures in an array with others that have them as alone.
+    Settings about experts and shared sequences must not change its figures.
+    """
     dense, framework = MODELS["llama-3-8b"], replace(MEGATRON, context=way)
     sizes = dict(dp=np.array([8, 4]), tp=np.array([2, 2]), cp=np.array([1, 2]), zero=np.array([1, 1]))
     for model, more in ((dense, {}), (MIXTRAL, {"ep": np.array([1, 8])})):
@@ -117,7 +122,7 @@ def test_an_axis_of_one_changes_no_figure(way):
         for name, s in together.items():
             assert np.broadcast_to(s, 2)[0] == pytest.approx(by_itself.get(name, 0.0), rel=1e-12), name
         assert np.broadcast_to(peak_memory(job, beside), 2)[0] == pytest.approx(peak_memory(job, alone))
-    # Words about experts and shared sequences say nothing where there are none.
+    # A dense model ignores the settings of a framework that are about experts.
     hidden = (*MEGATRON.hides, "dispatch")
     other = replace(framework, imbalance=2.0, once_a_node=True, grouped=True, hides=hidden)
     same = Layout(dp=8, tp=2, zero=1)
@@ -127,7 +132,9 @@ def test_an_axis_of_one_changes_no_figure(way):
 
 
 def test_many_thin_experts_cost_what_a_wide_part_does():
-    """k experts of width f/k that all tokens take: the FLOPs of a dense layer, but for half-empty tiles."""
+    """k experts of width f/k that all tokens visit have the FLOPs of a dense layer, except in half-empty
+    tiles.
+    """
     dense = MODELS["llama-3-8b"]
     many = replace(dense, experts=Experts(4, 4, dense.ffn // 4))
     flops = lambda model: sum(
@@ -152,13 +159,13 @@ def test_layers_of_two_kinds_lie_where_they_should():
 
 
 def test_experts_in_every_second_layer():
-    """Llama 4 Maverick's lie evenly in a pipeline, and what is trained is trained once."""
+    """Llama 4 Maverick's expert layers are spread evenly over a pipeline, and each parameter is held once."""
     maverick = MODELS["llama-4-maverick"]
     chunked = Layout(dp=8, pp=4, ep=8, interleave=3, schedule="interleaved")  # four layers a chunk
     assert [[int(c) for _, c in kinds_on_rank(maverick, chunked, r)] for r in range(4)] == [[6, 6]] * 4
     held = sum(stage_params(maverick, chunked, r) for r in range(4))
     assert held == pytest.approx(maverick.params - 24 * 128 * maverick.expert_params * 7 / 8)
-    # A stage of a dense and a routed layer takes what one of each takes.
+    # A stage with twice as many dense and routed layers takes twice as long.
     job = Job(maverick, DGX, 64, 8192, replace(MEGATRON, launch_seconds=0.0))
     deep, short = (step_terms(job, Layout(dp=8, pp=p, ep=8)) for p in (4, 8))
     assert deep["experts"] == pytest.approx(2 * short["experts"])
@@ -167,20 +174,22 @@ def test_experts_in_every_second_layer():
         ValueError, match="24 and 24 layers of its kinds, and 16 stages .* take 12 or 24 stages"
     ):
         check(maverick, Layout(dp=8, pp=16, ep=8))
-    assert maverick.attended(8192) == 8192  # a part of the sequence is all of it
+    assert maverick.attended(8192) == 8192  # the attention's chunk is the whole sequence
     assert maverick.attended(32768) == (36 * 8192 + 12 * 32768) / 48
 
 
 def test_a_module_for_a_further_token():
-    """DeepSeek-V3's: a layer and the head once more, on the last stage. NVIDIA prints model FLOP/s and
-    tokens/s with it and without (Megatron Bridge, 26.08 and 25.11): 260.0 and 249.7 GFLOPs for a token.
+    """DeepSeek-V3's module is one more layer and one more head, on the last stage. NVIDIA prints model FLOP/s
+    and tokens/s with the module and without it (Megatron Bridge, 26.08 and 25.11), which gives 260.0 and
+    249.7 GFLOPs for a token.
     """
     more = replace(V3, mtp=1)
     for model, printed in ((more, 260.0e9), (V3, 249.7e9)):
         assert model.flops_per_token(4096, causal=True) == pytest.approx(printed, rel=0.004)
     layout = Layout(dp=16, pp=16, ep=8, zero=1)
     assert [int(layers_on_rank(more, layout, r)) for r in range(16)] == [4] * 15 + [2]
-    # Its card counts 14B for the module, with the embedding and the head that it shares with the model.
+    # The model's card counts 14B for the module. That includes the embedding and the head, which the module
+    # shares with the model.
     held = stage_params(more, Layout(dp=16, pp=16), 15) - stage_params(V3, Layout(dp=16, pp=16), 15)
     assert held + more.vocab * more.hidden == pytest.approx(14e9, rel=0.05)
     plain, with_it = (Job(model, DGX, 256, 4096, MEGATRON) for model in (V3, more))
@@ -235,26 +244,26 @@ def test_refusals_of_foldings(model, layout, sentence):
 
 
 def test_an_all_to_all_goes_through_link_and_port_at_once():
-    """NVIDIA 2026, Table 7, on the speeds that its own all-to-alls reach; and a token once for each node, as
-    DeepEP and HybridEP send it, and for each rank, with nothing more said.
+    """The seconds are near those of NVIDIA 2026, Table 7, for plain all-to-alls. They are also near those of
+    HybridEP, which sends a token only once to each node.
     """
     payload = 2 * 4096 * 8 * 7168
-    assert all_to_all_seconds(payload, 1, 1, DGX) == 0  # alone
+    assert all_to_all_seconds(payload, 1, 1, DGX) == 0  # one rank sends nothing
     for r in rows_of("megatron_core_moe_2026_table7.csv"):
         for cluster, system in ((DGX, "h100"), (CLUSTERS["gb200-nvl72"], "gb200")):
             inside = min(int(r["ep"]), cluster.gpus_per_node)
             nodes = int(r["ep"]) // inside
             ours = 1e6 * all_to_all_seconds(payload, inside, nodes, cluster)
             assert ours == pytest.approx(float(r[f"{system}_all_to_all_us"]), rel=0.11)
-            # Tokens are held to four nodes at most there, which is not counted here.
+            # NVIDIA's runs send a token to four nodes at most; this limit is not counted here.
             copies = tuple(n / 8 * (1 - (1 - 1 / n) ** 8) for n in (inside * nodes, nodes))
             once = 1e6 * all_to_all_seconds(payload, inside, nodes, cluster, copies=copies)
             assert 0.8 < once / float(r[f"{system}_hybridep_us"]) < 1.5
 
 
 def test_a_token_goes_once_to_a_rank_and_to_a_node():
-    """Of its two copies to eight ranks on two nodes 15/16 are for different ranks, and 3/4 for different
-    nodes.
+    """A token has two copies, for eight ranks on two nodes. Sent once to each rank it takes 15/16 of the
+    bytes of two copies, and sent once to each node 3/4.
     """
     cluster, layout, c = replace(DGX, gpus_per_node=4), Layout(dp=8, ep=8), constants()
     job = Job(MIXTRAL, cluster, 64, 4096, replace(MEGATRON, once_a_node=True))
@@ -276,7 +285,9 @@ def test_a_plan_with_experts_explains_itself():
 
 
 def test_published_strategies_come_in_the_right_order():
-    """Five strategies for each of four models; MFU within a fifth for 15 of the 18 that are printed."""
+    """For each of four models the planner orders five strategies as published. MFU is within a fifth for at
+    least 15 of the 18 printed runs.
+    """
     ours, null = errors_of(SETS["MoE Parallel Folding 2025, T3"]())
     assert 100 * np.abs(ours).mean() < 11.5 and np.abs(null).mean() > 0.4
     assert (np.abs(1 / (1 + ours) - 1) < 0.2).sum() >= 15
@@ -286,8 +297,8 @@ def test_published_strategies_come_in_the_right_order():
         if r["mfu_pct"] != "OOM":
             by_model.setdefault(r["model"], []).append((float(r["mfu_pct"]), 1 / seconds))
         elif r["method"] == "TP + EP + DP":
-            assert layout is None  # nothing fits
-        else:  # FSDP does here
+            assert layout is None  # no layout fits, as published
+        else:  # FSDP fits by our count
             held = {name: size / 1e9 for name, size in largest_stage(job, layout)[1].items()}
             assert f"{sum(held.values()) / 85.5:.1f}" == "0.5"
             assert "fills by our count half of a GPU" in manual
@@ -308,7 +319,7 @@ def test_recompute_of_modules_frees_what_was_printed():
     printed = {r["item"]: float(r["gb_per_gpu"]) for r in rows_of("megatron_core_moe_2026_memory.csv")}
 
     def freed(precision: str) -> dict[str, float]:
-        """GiB by operation, of 15 chunks of 4 layers."""
+        """Operation -> GiB that recompute frees, for 15 chunks of 4 layers."""
         job = Job(V3, DGX, 8192, 4096, MEGATRON, precision)
         ops = lists(job, Layout(dp=64, pp=4, ep=64, interleave=4, schedule="interleaved")).layers[-1]
         none, modules = (kept(ops, policy) for policy in ("none", "modules"))
@@ -333,7 +344,7 @@ def test_a_dispatch_that_hides_shows_a_fifth():
 
 
 def test_what_streams_around_experts():
-    """Mixtral, tp 2, ep 2: a rank routes 2048 tokens, two copies each, and four experts get 4096 rows."""
+    """Mixtral, tp 2, ep 2: a rank routes 2048 tokens, two copies of each, and its four experts get 4096 rows."""
     lines = layer(Job(MIXTRAL, DGX, 8, 4096), Layout(tp=2, ep=2))
     streamed = {(op.name, op.phase): op.streamed for op in lines}
     number = 2 * 4096  # bytes of a token
@@ -348,7 +359,9 @@ def test_what_streams_around_experts():
 
 
 def test_what_latent_attention_keeps():
-    """DeepSeek-V3, numbers a token. Frozen, and without adapters there, it keeps what it asks for itself."""
+    """DeepSeek-V3 keeps these numbers a token. If the attention is frozen and has no adapters, it keeps only
+    the tensors that its norms and its kernel need.
+    """
     job = Job(V3, DGX, 8, 4096)
     kept, frozen = (
         {name: size / (2 * 4096) for name, size in activations_per_layer(j, Layout()).items()}
@@ -361,9 +374,9 @@ def test_what_latent_attention_keeps():
 
 @pytest.mark.parametrize("cut, tokens", [(False, 4096), (True, 512)], ids=["whole", "in parts"])
 def test_what_streams_between_the_matrices_of_latent_attention(cut, tokens):
-    """DeepSeek-V3, tp 8: each number is read and written, two bytes both times; backward twice as many. Short
-    vectors of 1536 and 512 numbers a token, in parts with sequence parallelism; keys of 16 heads, 192 numbers
-    each.
+    """DeepSeek-V3, tp 8: forward reads and writes each number, two bytes each; backward moves twice as many
+    bytes. The vectors have 1536 and 512 numbers a token, and sequence parallelism splits them over the ranks.
+    The keys have 16 heads of 192 numbers.
     """
     lines = layer(Job(V3, DGX, 8, 4096), Layout(tp=8, sequence_parallel=cut))
     streamed = {(op.name, op.phase): op.streamed for op in lines}
@@ -376,14 +389,16 @@ def test_what_streams_between_the_matrices_of_latent_attention(cut, tokens):
 
 
 def test_what_gpt_oss_has_beside():
-    """Of a routed row up's 5,760 results are clamped (8 bytes, 15), and down's 2,880 get a bias (12, 12)."""
+    """For each routed row, the 5,760 results of up are clamped (8 bytes each forward, 15 backward), and the
+    2,880 results of down get a bias (12 bytes each forward, 12 backward).
+    """
     job = Job(MODELS["gpt-oss-120b"], CLUSTERS["dgx-b200"], 64, 4096, FRAMEWORKS["megatron-bridge"])
     rows, at = 4096 * 4, Layout(dp=64, ep=64)
     moved = lambda job, name: {op.phase: op.streamed for op in layer(job, at) if op.name == name}
     assert moved(job, "clamp") == pytest.approx({"F": 8 * 5760 * rows, "I": 15 * 5760 * rows})
     assert moved(job, "biases of experts") == pytest.approx(dict.fromkeys("FI", 12 * 2880 * rows))
     assert not any(op.name == "clamp" for op in layer(replace(job, model=MIXTRAL), Layout(dp=8, ep=8)))
-    # Transformer Engine's op fuser has both in the kernels of the products.
+    # Transformer Engine's op fuser puts the clamp and the bias into the kernels of the products.
     assert not any(moved(replace(job, precision="mxfp8"), "clamp").values())
 
 
@@ -395,15 +410,15 @@ def test_experts_in_one_kernel_stream_less_and_keep_as_much():
     total_of = lambda job, what: sum(getattr(op, what) for op in layer(job, at))
     rows, f = 4096 * 8, 2048
     narrowed = (4 + 2 / 32) * rows * (f + 2 * f)  # down's input, up's gradient
-    activation = 3 * (3 * 2 * rows * f)  # forward three halves, backward twice as much
+    activation = 3 * (3 * 2 * rows * f)  # forward moves three half-precision numbers, backward twice as many
     assert total_of(apart, "streamed") - total_of(fused, "streamed") == pytest.approx(narrowed + activation)
     assert total_of(apart, "saved") == total_of(fused, "saved")
     assert total_of(apart, "kernels") > total_of(fused, "kernels")
 
 
 def test_a_host_that_waits_for_the_router():
-    """From the router on it is ahead only by what it launches faster, so a layer takes longer than the longer
-    of the host's time and the GPU's; not under another microbatch's layers, nor in a CUDA graph.
+    """After the router the host is no longer ahead of the GPU. So a layer takes longer than the host alone
+    and than the GPU alone. This does not hold if another microbatch's layers hide it, or in a CUDA graph.
     """
     job, at = Job(MODELS["qwen3-30b-a3b"], DGX, 16, 4096, MEGATRON), Layout(dp=8, ep=8)
     waits = lambda framework: float(step_terms(replace(job, framework=framework), at)["waiting for the host"])

@@ -1,12 +1,13 @@
-"""How well the cost model does on published runs.
+"""The errors of the cost model on published runs.
 
-For each table: the mean error of seconds per step, its median, 90th percentile and bias, beside a null model
-(one constant share of peak, the best one for that table) and the best tool known to have been run on it. The
-constants were fitted to the first two tables only. Tables and sources are in data/.
+`table` gives the mean error of the seconds per step for each published table, with the median, the 90th
+percentile and the bias. Beside these it gives the error of a null model (one constant share of peak, the best
+one for that table) and of the best tool known to have been run on the table. The constants were fitted to the
+first two tables only. The tables and their sources are in data/.
 
-What a table does not print is chosen as its authors would have: the fastest microbatch and interleaving.
-Megatron-DeepSpeed runs (BLOOM, MT-NLG) are slower than Megatron-LM's of the same shape; one factor for
-that framework is taken from BLOOM's one row and applied to MT-NLG.
+If a table does not print the microbatch or the interleaving, the fastest is assumed, as its authors would
+have chosen. Megatron-DeepSpeed runs (BLOOM, MT-NLG) are slower than Megatron-LM's of the same shape. So one
+factor for that framework is computed from BLOOM's single row and applied to MT-NLG.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ A100, H100, ROCE = CLUSTERS["dgx-a100"], CLUSTERS["dgx-h100"], CLUSTERS["a100-ro
 MEGATRON = FRAMEWORKS["megatron-lm"]
 MEGATRON_2022 = replace(MEGATRON, fused_attention=False, hides=("input gradients",))
 MEGATRON_2021 = replace(MEGATRON_2022, hides=(), fused_sums=False)
-META = replace(MEGATRON, hides=("gradients", "updated weights"))  # says nothing of hiding TP's sums
-# Gathers ahead of need, but through one port of a node.
+META = replace(MEGATRON, hides=("gradients", "updated weights"))  # the paper does not say that TP's sums hide
+# DeepSpeed gathers weights before they are needed, but each node uses only one of its ports.
 DEEPSPEED_2021 = replace(FRAMEWORKS["deepspeed"], fused_attention=False, fused_sums=False)
 PLAIN: dict[str, Any] = dict(recompute="full", sequence_parallel=False)
 BEST_TOOL = {
@@ -46,7 +47,7 @@ BEST_TOOL = {
 
 
 def gpt(layers, hidden, heads, vocab=51200, positions=2048):
-    """A GPT with the sizes that a table prints, which may be text."""
+    """A GPT with the sizes that a table prints; a size may be a number or its text."""
     return models.gpt("gpt", int(layers), int(hidden), int(heads), int(vocab), positions)
 
 
@@ -56,12 +57,12 @@ def chunked(v: int) -> dict:
 
 
 def seconds(job: Job, layout: Layout) -> float:
-    """Predicted seconds of a step. Whether the layout can be is not checked."""
+    """Predicted seconds of a step. The layout is not checked."""
     return float(sum(step_terms(job, layout).values()))
 
 
 def fastest(job: Job, d: int, t: int, p: int, microbatches=(1, 2, 4, 8), **choices) -> float:
-    """The least over what the table does not print."""
+    """Predicted seconds of a step with the fastest microbatch and interleaving."""
     guesses, layers = [], job.model.layers
     for b in microbatches:
         if job.global_batch % (d * b):
@@ -75,7 +76,7 @@ def fastest(job: Job, d: int, t: int, p: int, microbatches=(1, 2, 4, 8), **choic
 
 
 def _hardware_flops(batch, s, layers, h, vocab):
-    """Narayanan et al. 2021, equation 3: with the recomputed forward."""
+    """FLOPs of a step with the recomputed forward (Narayanan et al. 2021, equation 3)."""
     return 96 * batch * s * layers * h * h * (1 + s / (6 * h) + vocab / (16 * layers * h))
 
 
@@ -122,7 +123,7 @@ def _narayanan_2(scheme):
 
 
 def _megatron_deepspeed(name):
-    """No interleaving, half-precision gradients, nothing hidden."""
+    """These runs have no interleaving and half-precision gradients, and hide no communication."""
     framework = replace(MEGATRON_2021, gradient_bytes=2)
     for r in rows_of("large_runs.csv"):
         if r["model"].startswith(name) and r["iter_s"] and not r["note"].startswith("tuning"):
@@ -140,8 +141,9 @@ def _mt_nlg():
 
 
 def _zero_bubble(*schedules):
-    """ZB-1p: what its authors' program finds within 1F1B's memory. Its printed bubble rates are ZB-H1's.
-    Their script (examples/pretrain_zero_bubble.sh) unties the head.
+    """ZB-1p is the schedule that the authors' program finds within 1F1B's memory. ZB-H1 is simulated for it,
+    because the printed bubble rates are ZB-H1's. Their script (examples/pretrain_zero_bubble.sh) does not tie
+    the head to the embedding.
     """
     for r in rows_of("zero_bubble_2023.csv"):
         if r["schedule"] in schedules:
@@ -156,7 +158,9 @@ def _zero_bubble(*schedules):
 
 
 def bubble_rates():
-    """(row of Zero Bubble's Table 5, rate simulated from the times of Table 9): no cost model is asked."""
+    """Yield (row of Zero Bubble's Table 5, bubble rate simulated from the times of its Table 9). The cost
+    model is not used.
+    """
     make = {"1F1B": one_f_one_b, "ZB-H1": zb_h1, "ZB-H2": zb_h2}
     for r in rows_of("zero_bubble_2023.csv"):
         if r["schedule"] in make:
@@ -167,9 +171,10 @@ def bubble_rates():
 
 
 def _llama_405b():
-    """The third row cuts each sequence over 16 ranks too: a rank computes a sixteenth of every sequence, but
-    looks at all of its keys and values, which are gathered for each layer's forward and backward, and their
-    gradients scattered, over one port a GPU. The paper's order has dp outermost.
+    """The third row also splits each sequence over 16 ranks. A rank computes a sixteenth of every sequence,
+    but its attention reads the keys and values of the whole sequence. These are gathered in each layer's
+    forward and again in its backward, and their gradients are scattered, over one port of each GPU. dp is the
+    outermost axis, as in the paper.
     """
     model, c = MODELS["llama-3-405b"], constants()
     for r in rows_of("llama_3_405b_table4.csv"):
@@ -180,17 +185,17 @@ def _llama_405b():
         gather /= H100.inter_node_bandwidth * c.inter_node_efficiency
         job = Job(model, H100, batch, s, META)
         guesses = []
-        for v in (1, 2, 4, 8):  # not printed
+        for v in (1, 2, 4, 8):  # the paper does not print the number of chunks
             sizes: dict[str, Any] = dict(dp=d * cp, tp=t, pp=p, microbatch=1 / cp)
             layout = Layout(**sizes, **chunked(v), zero=1, order=("dp", "pp", "tp"))
-            # M times on this stage, and once on each other in the bubble.
+            # This stage gathers for each of m microbatches; in the bubble each other stage gathers once.
             around = gather * model.layers * (m / p + (1 - 1 / p) / v)
             guesses.append(seconds(job, layout) + around)
         yield min(guesses), real, job, n
 
 
 def _torchtitan():
-    """FSDP2 without a compiler: half-precision weights are gathered, gradients summed in float32."""
+    """These runs use FSDP2 without a compiler. It gathers half-precision weights, and sums float32 gradients."""
     for r in rows_of("torchtitan_2024_a100.csv"):
         n, b = int(r["gpus"]), int(r["microbatch_seqs"])
         job = Job(MODELS[r["model"]], A100, n * b, int(r["seq_len"]), FRAMEWORKS["torchtitan"])
@@ -212,12 +217,14 @@ SETS = {
 
 
 def errors(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Relative errors of the model and of the null model, row by row."""
+    """The relative errors of the model and of the null model on each row of a set."""
     return errors_of(SETS[name]())
 
 
 def errors_of(runs) -> tuple[np.ndarray, np.ndarray]:
-    """Errors of runs, each (seconds here, seconds printed, job, GPUs)."""
+    """The relative errors of the model and of the null model. A run is (predicted seconds, printed seconds,
+    job, number of GPUs).
+    """
     runs = list(runs)
     ours = np.array([guess / real - 1 for guess, real, *_ in runs])
     needed = lambda job: job.global_batch * job.seq_len * job.flops_per_token
@@ -227,7 +234,7 @@ def errors_of(runs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def table() -> Table:
-    """All sets: the model's errors, the null model's, and the best known tool's."""
+    """A row for each set: the errors of the model, of the null model and of the best known tool."""
     return Table(
         ["published table", "runs", "error (MAPE)", "median", "p90", "bias", "null model", "best known tool"],
         [row_of(name, *errors(name)) for name in SETS],
@@ -235,7 +242,7 @@ def table() -> Table:
 
 
 def row_of(name: str, ours: np.ndarray, null: np.ndarray) -> list[str]:
-    """One set's row."""
+    """The row of a set; `ours` and `null` are the relative errors of its runs."""
     a = 100 * np.abs(ours)
     size = [f"{x:.1f} %" for x in (a.mean(), np.median(a), np.percentile(a, 90))]
     bias, others = f"{100 * ours.mean():+.1f} %", f"{100 * np.abs(null).mean():.1f} %"
