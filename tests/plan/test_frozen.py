@@ -1,4 +1,4 @@
-"""Frozen weights and the switches beside them: exact counts, and what must fall where less is trained."""
+"""Frozen weights, LoRA and memory switches: counts are exact, and training less must cost less."""
 
 import math
 import re
@@ -28,7 +28,7 @@ LORA = replace(JOB, lora=Lora(16))
 def test_adapters_have_the_parameters_that_peft_prints():
     # r·(in + out) of each of the seven linear layers: PEFT prints 41,943,040 for Llama 3 8B at rank 16.
     assert adapter_share(LORA, Layout()) == 41_943_040
-    # Of the attention: q 4096 + 4096, k and v 4096 + 1024, o 4096 + 4096.
+    # r·(in + out) for the attention alone: q 4096 + 4096, k and v 4096 + 1024, o 4096 + 4096.
     assert adapter_share(replace(LORA, lora=Lora(8, ("attention",))), Layout()) == 32 * 8 * 2 * (8192 + 5120)
     stages = [adapter_share(LORA, Layout(pp=4), k) for k in range(4)]
     assert stages == [41_943_040 / 4] * 4
@@ -38,7 +38,7 @@ def test_adapters_have_the_parameters_that_peft_prints():
 @pytest.mark.parametrize("t", (2, 4, 8))
 def test_one_of_an_adapters_matrices_is_whole_on_each_rank(t):
     h, kv, f = 4096, 1024, 14336
-    whole = 32 * 16 * (3 * h + h + 2 * h + h)  # before q, k, v, gate, up; behind o and down
+    whole = 32 * 16 * (3 * h + h + 2 * h + h)  # first matrix at q, k, v, gate, up; second at o, down
     split = 32 * 16 * (h + 2 * kv + h + 2 * f + f) / t
     assert adapter_share(LORA, Layout(tp=t)) == whole + split
     (sums,) = [op for op in synchronisation(LORA, Layout(tp=t)) if op.name == "gradients of adapters"]
@@ -55,7 +55,7 @@ def test_a_frozen_matrix_has_no_weight_gradient(name):
     )
     assert full and all(op.name.startswith("adapter of") and op.adapters for op in few)
     assert sum(op.flops for op in few) < 0.02 * sum(op.flops for op in full)
-    # What is trained needs its input, forward and the gradient of the input stay.
+    # Adapters add their FLOPs to forward. Weight gradients of frozen matrices are gone; the rest stays.
     of = lambda j, phase: sum(op.flops for op in layer(j, Layout()) if op.phase == phase)
     assert of(frozen, "F") - of(job, "F") == pytest.approx(sum(op.flops for op in few))
     assert frozen.flops_per_token < job.flops_per_token
@@ -75,7 +75,7 @@ def test_the_sum_with_an_adapter_is_a_products_own_or_two_passes(framework, pass
 @pytest.mark.parametrize("t", (1, 4))
 @pytest.mark.parametrize("name", ("llama-3-8b", "mixtral-8x7b"))
 def test_four_bits_are_made_two_bytes_for_each_product(name, t):
-    """All matrices of a layer, forward and backward: 4.127 bits of a number are read, two bytes written."""
+    """For all matrices of a layer, forward and backward each read 4.127 bits a number and write two bytes."""
     model, lora = MODELS[name], Lora(8, four_bit=True)
     job = Job(model, CLUSTERS["dgx-h100"], 8, 2048, MEGATRON, lora=lora)
     lines = [op for op in layer(job, Layout(tp=t)) if op.name.startswith("dequantise")]
@@ -100,11 +100,13 @@ def test_memory_falls_where_less_is_trained():
     assert bits == pytest.approx(4.127, abs=1e-3)  # Dettmers et al. 2023, section 3: 4 and 0.127
     kept = lambda **k: sum(activations_per_layer(replace(JOB, lora=Lora(16, **k)), Layout()).values())
     both = kept()
-    # Without adapters there, the inputs of gate and up and of down go; the activation's own stay.
+    # If the feed-forward part has no adapters, the inputs of gate, up and down are not kept. The inputs of
+    # the activation function are.
     inputs = 2 * 4096 * (4096 + 14336)
     extra = 2 * 4096 * 16 * 3  # what the three adapters keep between their two matrices
     assert both - kept(matrices=("attention",)) == pytest.approx(inputs + extra)
-    # The attention asks for its result itself; only what q, k and v read goes.
+    # If the attention has no adapters, only the input of q, k and v is not kept: the attention kernel needs
+    # its own result.
     assert both - kept(matrices=("feed-forward",)) == pytest.approx(2 * 4096 * 4096 + 2 * 4096 * 16 * 4)
 
 
@@ -120,7 +122,8 @@ def test_time_falls_and_no_figure_of_full_training_moves():
         assert sum(less.values()) <= sum(lora.values())
         wide = terms(replace(JOB, lora=Lora(16, four_bit=True)), layout)
         assert wide["casts"] > 0 and sum(wide.values()) > 0
-    # FSDP gathers frozen weights too, twice a microbatch, and reduces adapters only: 4 of 4 + 2 bytes.
+    # FSDP gathers frozen weights too, twice a microbatch, but reduces only the adapters' gradients: it sends
+    # 4 of 4 + 2 bytes.
     dp = lambda job: sent(job, Layout(dp=8, zero=3))["dp"]
     narrow = replace(JOB, framework=replace(MEGATRON, gradient_bytes=2))
     assert dp(LORA) == pytest.approx(2 / 3 * dp(narrow), rel=0.03)
@@ -152,7 +155,8 @@ def test_states_of_eight_bits_and_on_the_host():
         (switch,) = job.switches
         assert switch in estimate(job, Layout(dp=8)).text()
     host = replace(JOB, framework=replace(MEGATRON, offload=True))
-    # 4 + 24 + 2 bytes through the host's memory, and 4 + 2 over the link, at 0.9 of each or so.
+    # A parameter moves 4 + 24 + 2 bytes through the host's memory and 4 + 2 over the link, at about 0.9 of
+    # the printed speeds.
     slow, fast = (estimate(j, Layout()).time["optimizer"] for j in (host, JOB))
     assert 20 < slow / fast < 100
     chunks = replace(JOB, framework=replace(MEGATRON, loss_chunks=8))
@@ -166,10 +170,10 @@ def test_shards_are_replicated():
     bytes_ = lambda shard: sent(job, Layout(dp=16, zero=3, shard=shard))
     assert sum(bytes_(16).values()) == pytest.approx(bytes_(0)["dp"])
     hybrid, n, m = bytes_(8), job.model.params, 2
-    gathered = (2 * m * 2 * n) * 7 / 8  # about: what is beside the layers is gathered once a microbatch
+    gathered = (2 * m * 2 * n) * 7 / 8  # about: embedding and head are gathered only once a microbatch
     assert hybrid["shard"] == pytest.approx(gathered + 4 * n * m * 7 / 8, rel=0.1)
     assert hybrid["replicate"] == pytest.approx(2 * 1 / 2 * 4 * n / 8 * m)
-    # Inside a node the weights no longer cross it.
+    # With a shard inside a node, weights no longer leave the node.
     assert Layout(dp=16, zero=3, shard=8).reach("shard", 8) == (8, 1)
     assert Layout(dp=16, zero=3, shard=8).reach("replicate", 8) == (1, 2)
     assert Layout(dp=16, zero=3, shard=2).reach("replicate", 8) == (4, 2)
@@ -180,7 +184,7 @@ def test_shards_are_replicated():
         job.check(Layout(dp=8, zero=0, shard=4))
 
 
-# Every name that `flags` may print; read in the frameworks' sources (`flags.SOURCES`).
+# Every name that `flags` may print, as the frameworks' sources have it (`flags.SOURCES`).
 NAMES = {
     "megatron-lm": """account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split bf16
         ckpt-format context-parallel-size cp-comm-type data-parallel-sharding-strategy exp-avg-dtype
@@ -212,7 +216,7 @@ PATTERNS = {"megatron-lm": r"--([\w.-]+)", "torchtitan": r"--([\w.-]+)", "accele
 
 
 def _every_case():
-    """(framework, job, layout) that together print every name."""
+    """Yields (framework, job, layout); together their flags have every name."""
     eight = replace(JOB, framework=replace(MEGATRON, eight_bit=True, offload=True, gradient_bytes=2))
     moe = Job(MODELS["mixtral-8x7b"], CLUSTERS["dgx-h100"], 32, 4096, replace(MEGATRON, grouped=True), "fp8")
     even = Layout(dp=2, tp=2, pp=4, interleave=2, schedule="interleaved", zero=1, cp=2, recompute="full")
@@ -258,7 +262,8 @@ def test_accelerate_takes_its_file_and_others_are_told_what_stands_beside(tmp_pa
 
 
 def test_torchtitan_counts_tokens():
-    """Of a microbatch on a rank, of a step, and how many microbatches go through its pipeline."""
+    """torchtitan's flags give the tokens of a microbatch on a rank, the tokens of a step, and the number of
+    microbatches in the pipeline."""
     job, layout = replace(JOB, framework=TITAN), Layout(dp=4, pp=2, microbatch=2, zero=3)
     text = flags("torchtitan", job, layout)
     number = lambda name: int(re.search(rf"--\S+\.{name} (\d+)", text)[1])
@@ -268,7 +273,7 @@ def test_torchtitan_counts_tokens():
 
 
 def test_flags_multiply_out():
-    """The sizes that a framework is told are those of the layout."""
+    """The sizes in a framework's flags multiply to those of the layout."""
     layout = Layout(dp=8, tp=2, cp=2, zero=3, shard=8)
     job = replace(JOB, framework=TITAN)
     for framework, names in (
@@ -325,7 +330,7 @@ def test_a_gpu_without_bf16_is_said():
 
 
 def test_remedies_are_tried():
-    """What is said to fit does."""
+    """A remedy that the planner offers must fit."""
     seventy = replace(JOB, model=MODELS["llama-3-70b"])
     none = plan(seventy, gpus=8)
     with pytest.raises(ValueError, match="does not fit 8 .*it fits from 32 GPUs on; it fits with LoRA"):
@@ -357,7 +362,7 @@ def test_the_page_is_complete_in_itself():
 
 
 def test_every_kind_of_matrix_is_adapted_by_name():
-    """No linear layer is forgotten, and no name is for nothing."""
+    """Each linear layer of a model has a name in the flags, and each name belongs to a linear layer."""
     named = set()
     for model in ("llama-3-8b", "deepseek-v3", "deepseek-v2-lite"):
         job = Job(MODELS[model], CLUSTERS["dgx-h100"], 8, 2048, MEGATRON, lora=Lora(4))

@@ -1,4 +1,4 @@
-"""What a lost GPU costs."""
+"""The cost of lost GPUs: goodput, and the ranks that could go on."""
 
 import random
 import re
@@ -15,7 +15,7 @@ JOB = Job(find_model("llama-3-70b"), CLUSTERS["dgx-h100"], 128, 8192)
 
 
 def simulated(seen: Interruptions, useful: float, seed: int) -> float:
-    """The share of the time that trains, one interruption after the other, each at random."""
+    """The share of the time that trains, in a simulation with interruptions at random times."""
     chance, clock, done = random.Random(seed), 0.0, 0.0
     while done < useful:
         until, at = chance.expovariate(1 / seen.between), 0.0
@@ -28,7 +28,7 @@ def simulated(seen: Interruptions, useful: float, seed: int) -> float:
 @pytest.mark.parametrize("between, write", [(3e6, 120.0), (11_000.0, 3.0), (20_000.0, 900.0)])
 def test_goodput_is_what_happens(between, write):
     seen = Interruptions(between, 1e12, write)
-    # Interruptions may come while it starts again, which the simulation leaves out: 1 in between/RESTART.
+    # The simulation has no interruption during a restart. About 1 in between/RESTART would be one.
     assert seen.goodput == pytest.approx(simulated(seen, 3000 * between, 1), rel=0.02)
     if write < between / 100:
         by_hand = 1 - write / seen.every - (seen.every / 2 + RESTART) / between

@@ -1,4 +1,4 @@
-"""What was measured: how it is said, and how it stands beside an estimate."""
+"""`--measured`: the texts that it reads, and its comparison with an estimate."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ def test_units_of_what_was_measured():
     assert causal == pytest.approx(tokens * JOB.model.flops_per_token(8192, causal=True) / 450e12)
     twice = step_seconds(JOB, replace(LAYOUT, recompute="full"), 450, "hardware TFLOP/s")
     assert twice == pytest.approx(4 / 3 * tokens * of_token / 450e12)
-    quarter = replace(LAYOUT, recompute="full", recomputed=5)  # of 20 layers of a stage
+    quarter = replace(LAYOUT, recompute="full", recomputed=5)  # a stage has 20 layers
     some = step_seconds(JOB, quarter, 450, "hardware TFLOP/s")
     assert some == pytest.approx((1 + 1 / 12) * tokens * of_token / 450e12)
 
@@ -78,12 +78,14 @@ def test_what_is_no_measurement_is_refused(text):
 
 
 def test_a_step_of_an_estimate_has_its_ratio_and_its_place(capsys):
-    """The same words as `plan --measured`; a text without a layout is of the estimated one."""
+    """`estimate --measured` reads the same texts as `plan --measured`. A text without a layout is about the
+    layout of the estimate.
+    """
     asked = "estimate llama-3-8b --gpus 64 --zero 3 --seq 8192 --framework torchtitan"
     out = lambda *measured: (
         main([*asked.split(), "--json", "--measured", *measured]) or json.loads(capsys.readouterr().out)
     )
-    plain = out("dp 32 tp 2 = 99 s")  # another layout: it takes a bias out, and none is judged
+    plain = out("dp 32 tp 2 = 99 s")  # another layout: it corrects the bias, and is not compared
     assert plain["measured"] is None and plain["sure"]["measured"] == 1
     seconds = estimate(
         Job(MODELS["llama-3-8b"], CLUSTERS["dgx-h100"], 128, 8192, FRAMEWORKS["torchtitan"]),
@@ -99,7 +101,7 @@ def test_a_step_of_an_estimate_has_its_ratio_and_its_place(capsys):
     assert main([*asked.split(), "--measured", f"{1.6 * seconds:.5f} s"]) == 0
     text = capsys.readouterr().out
     assert "1.60 times what is predicted" in text and "longer than the 80% interval" in text
-    assert "would add" not in text  # no cause is named
+    assert "would add" not in text  # the text names no cause
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_what_is_no_step_of_an_estimate_is_one_sentence(wrong, sentence, capsys)
 
 
 def test_the_gpus_of_an_estimate_are_the_product_of_its_sizes(capsys):
-    """dp follows from them where it is not said; sizes that do not multiply to them are refused."""
+    """If dp is not given, it follows from the GPUs. Sizes that do not multiply to the GPUs are refused."""
 
     def sizes(more):
         assert main(["estimate", "llama-3-70b", "--gpus", "64", "--json", *more.split()]) == 0
@@ -130,7 +132,7 @@ def test_the_gpus_of_an_estimate_are_the_product_of_its_sizes(capsys):
 
 
 def test_a_plan_takes_sizes_from_its_options(capsys):
-    """What its options say need not be said of a measured step again."""
+    """A measured step need not repeat the sizes that the options give."""
     asked = "plan llama-3-70b --gpus 64 --seq 8192 --tp 8 --pp 2 --dp 4 --json --measured".split()
     assert main([*asked, "20 s"]) == 0
     assert json.loads(capsys.readouterr().out)["best"]["step_seconds"] == pytest.approx(20, rel=1e-3)

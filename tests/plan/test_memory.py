@@ -1,4 +1,4 @@
-"""Memory by formula, against the tables it comes from and against runs that were measured."""
+"""Memory by formula equals the tables that print the formulas, and is near measured runs."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ UNFUSED = replace(TEXTBOOK, fused_attention=False)
 
 
 def activations_per_layer(job, layout):
-    """Of the usual kind, for one microbatch; by operation."""
+    """Operation -> bytes that a layer of the usual kind keeps for one microbatch."""
     return kept(layer(job, layout), layout.recompute)
 
 
@@ -68,7 +68,7 @@ def test_sixteen_bytes_and_its_variants():
     ],
 )
 def test_a_70b_on_64_gpus(layout, gb):
-    """What a well-known calculator puts at 369 GiB a GPU is 30.9 GB of states."""
+    """The states take 30.9 GB a GPU. A well-known calculator prints 369 GiB."""
     assert layout.ranks == 64
     held = lambda k: sum(states(stage_params(LLAMA, layout, k), layout.dp, layout.zero).values())
     assert round(sum(map(held, range(layout.pp))) / layout.pp / 1e9, 1) == gb
@@ -167,13 +167,13 @@ def test_layers_are_spread(layers, stages, on_stage):
     assert [int(layers_on_rank(model, layout, k)) for k in range(stages)] == on_stage
     of = lambda many: replace(MODELS["llama-3-8b"], layers=many)
     assert can_be_spread(of(layers), stages) and not can_be_spread(of(20), 8)
-    assert not can_be_spread(of(59), 32)  # 29 stages of two and one of one, and two have none
+    assert not can_be_spread(of(59), 32)  # 29 stages would have two layers, one stage one, and two none
 
 
 @pytest.mark.parametrize("sp, parts", [(True, 8), (False, 1)])
 def test_what_a_stage_holds_beside_its_layers(sp, parts):
-    """A GPT on one stage, tp 8: the embedding's dropout mask, a byte a number, in parts with sequence
-    parallelism; at the head two inputs of two bytes a number and float32 scores.
+    """A GPT on one stage, tp 8. Beside its layers it holds the embedding's dropout mask, one byte a number,
+    which sequence parallelism splits. The head holds two inputs, two bytes a number, and float32 scores.
     """
     model, s, layout = MODELS["gpt3-175b"], 2048, Layout(tp=8, sequence_parallel=sp)
     job = Job(model, seq_len=s, framework=UNFUSED)
@@ -183,9 +183,7 @@ def test_what_a_stage_holds_beside_its_layers(sp, parts):
 
 
 def test_one_by_one_costs_memory_and_time():
-    """PyTorch as written, against fused kernels, for a layer of Llama-3-8B: what it keeps and what
-    it moves.
-    """
+    """PyTorch's single operations keep and move more bytes than fused kernels, for a layer of Llama-3-8B."""
     model, s = MODELS["llama-3-8b"], 8192
     eager = replace(TEXTBOOK, fused=False, fused_loss=False)
     of = lambda framework, model=model, s=s: Job(model, seq_len=s, framework=framework)
@@ -206,7 +204,9 @@ def test_one_by_one_costs_memory_and_time():
 
 
 def test_bytes_a_parameter_of_the_frameworks():
-    """Megatron-LM prints 18, and 6 + 12/d with its distributed optimizer; FSDP2's is float32."""
+    """Megatron-LM prints 18 bytes, and 6 + 12/d with its distributed optimizer. FSDP2 holds float32 weights,
+    gradients and Adam's two states: 16 bytes, sharded.
+    """
     model, d = MODELS["llama-2-7b"], 8
 
     def held(name, zero):
@@ -219,8 +219,8 @@ def test_bytes_a_parameter_of_the_frameworks():
 
 
 def test_every_second_product_is_kept():
-    """torchtitan's policy on Llama-3-8B, by hand: input, q, v, attention's output, gate and down, of 8, 8, 2,
-    8, 28 and 8 KiB a token.
+    """torchtitan's policy on Llama-3-8B keeps the input, q, v, the attention's output, gate and down: 8, 8,
+    2, 8, 28 and 8 KiB a token.
     """
     job = Job(MODELS["llama-3-8b"], seq_len=4096)
     held = sum(activations_per_layer(job, Layout(recompute="per-op")).values())
@@ -289,7 +289,7 @@ THIRTY_NINETY = replace(DEVICES["a10g"], name="rtx3090", flops=71e12, achievable
     ],
 )
 def test_deepspeeds_buckets_and_copies_are_counted(model, device, layout, seq_len, holds):
-    """Beside its states lie flat buckets, weights that stay gathered, and the step's copies of gradients."""
+    """DeepSpeed holds flat buckets, weights that stay gathered, and copies of the gradients during a step."""
     cluster = Cluster(name="eight", device=device, gpus_per_node=8)
     job = Job(MODELS[model], cluster, 8, seq_len, FRAMEWORKS["deepspeed"])
     made = estimate(job, layout)
@@ -302,7 +302,9 @@ def test_deepspeeds_buckets_and_copies_are_counted(model, device, layout, seq_le
 
 
 def test_per_op_recompute_saves_no_grouped_product():
-    """torchtitan's list of what is saved has none: of the experts only what a router needs stays."""
+    """torchtitan's list of saved operations has no grouped product. Of the experts only the router's inputs
+    are kept.
+    """
     job = Job(MODELS["qwen3-30b-a3b"], CLUSTERS["dgx-h100"], 8, 4096, FRAMEWORKS["torchtitan"])
     layout = Layout(dp=8, ep=8, zero=3, recompute="per-op")
     kept_ops = kept(layer(job, layout), "per-op")

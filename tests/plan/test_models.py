@@ -1,4 +1,4 @@
-"""Parameter counts, to the last one; configurations from elsewhere; refusals."""
+"""Parameter counts are exact; configuration files of other projects are read, or refused with a reason."""
 
 import json
 from dataclasses import replace
@@ -38,8 +38,8 @@ B = 1e9
 
 
 def active_params(model):
-    """What one token goes through, the embedding among it, as Mixtral's and Qwen3's authors count; OpenAI's
-    and DeepSeek's leave the embedding out.
+    """The parameters that one token uses. Mixtral's and Qwen3's authors count the embedding, OpenAI's and
+    DeepSeek's do not.
     """
     e = model.experts
     routed = sum(count for kind, count in model.kinds if kind.experts)
@@ -49,7 +49,7 @@ def active_params(model):
 @pytest.mark.parametrize(
     "name, params, active, without_embedding",
     [
-        # What papers and cards print.
+        # Parameters that papers and cards print.
         ("mixtral-8x7b", 46_702_792_704, 12.9, None),
         ("mixtral-8x22b", 140_620_634_112, 39, None),
         ("qwen3-30b-a3b", 30_532_122_624, 3.3, None),  # "30.5B", 29.9B without the embeddings; "3.3B"
@@ -72,7 +72,8 @@ def test_experts_total_and_active_are_those_printed(name, params, active, withou
 
 
 def test_parts_are_those_of_the_card():
-    """gpt-oss-120b's card: 114.71B in the feed-forward parts, 0.96B in the attention, 1.16B at the ends."""
+    """gpt-oss-120b's card prints 114.71B in the feed-forward parts, 0.96B in the attention, and 1.16B in the
+    embedding and the head."""
     m = find_model("gpt-oss-120b")
     routed = m.layers * (m.experts.count * (m.expert_params + m.hidden + 1))
     attention = m.layers * (m.attention_params + 5120 + m.hidden + m.heads)
@@ -81,7 +82,8 @@ def test_parts_are_those_of_the_card():
 
 
 def test_many_thin_experts_are_one_wide_part_in_flops():
-    """k experts of width f/k that all tokens go through are a feed-forward part of width f, but a router."""
+    """k experts of width f/k that all tokens visit have the FLOPs of one feed-forward part of width f, and a
+    router."""
     dense = MODELS["llama-3-8b"]
     k = 8
     many = replace(dense, experts=Experts(k, k, dense.ffn // k))
@@ -112,7 +114,7 @@ def test_gpt_flops_are_the_papers():
 
 @pytest.fixture
 def read(tmp_path):
-    """What is read of a file: its text, or what it holds."""
+    """The model that is read from a file. The argument is the file's text, or its fields."""
 
     def model(given: str | dict, name: str = "config.json"):
         (tmp_path / name).write_text(given if isinstance(given, str) else json.dumps(given))
@@ -206,7 +208,7 @@ GEMMA_2B = fields("""
     ],
 )
 def test_what_is_not_modelled_is_refused_and_not_read_as_something_else(read, given, sentence):
-    """given: a text, or what stands in LLAMA's place."""
+    """given: the file's text, or the fields that replace LLAMA's."""
     with pytest.raises(ValueError, match=sentence):
         read(given if isinstance(given, str) else LLAMA | given)
 
@@ -318,7 +320,7 @@ KIMI = CONFIGS["deepseek-v3"] | fields("""
     ids=lambda given: given["model_type"] if isinstance(given, dict) else "",
 )
 def test_decoders_that_are_usual_ones(read, config, printed):
-    """SmolLM3 3B's and Granite 3.3 8B's weights; Kimi K2's "1T" is 1,026 billion."""
+    """The parameters are those of SmolLM3 3B's and Granite 3.3 8B's weights. Kimi K2's "1T" is 1,026 billion."""
     read_so = read(USUAL | dict(tie_word_embeddings=True) | config)
     assert read_so.params == pytest.approx(printed, rel=1e-3)
 
@@ -337,11 +339,11 @@ SMALL = dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, sl
     ids=["GLM-4.5-Air", "Gemma 3 4B's text part"],
 )
 def test_what_a_file_leaves_out_is_as_transformers_has_it(config, params, read):
-    """Printed sizes: 106 B, and 3.88 B without the part that sees."""
+    """The printed sizes are 106 B, and 3.88 B without the vision part."""
     assert read(config).params == pytest.approx(params, rel=1e-5)
 
 
-# As their cards have them: a file of each kind, from which keys are taken out.
+# A released file of each kind; the test removes its keys, one at a time.
 WHOLE = {
     **{name: config for name, config in CONFIGS.items() if name != "llama-3-70b"},
     "qwen3-8b": shape_of("qwen3", 36, 4096, 32, 8, 12288, 151936) | {"head_dim": 128},
@@ -360,7 +362,7 @@ WHOLE = {
     """),
     "kimi-k2": KIMI,
 }
-# Where Transformers' class itself takes something else than the released file has.
+# Keys whose default in Transformers' class differs from the released file.
 OTHERS = {
     ("llama-4-maverick", "interleave_moe_layer_step"),
     ("glm-4.5-air", "attention_bias"),
@@ -371,7 +373,8 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_key_that_is_left_out_is_refused_or_makes_no_other_model(name, read):
-    """Each key in turn: the same model, what Transformers' class has, or a sentence; never a guess."""
+    """A file without one key gives the same model, the model of Transformers' default, or a sentence that
+    refuses it. It never gives a guess."""
     config = WHOLE[name]
     whole = read(config)
     for key in config.keys() - {"model_type"}:
@@ -400,7 +403,7 @@ def test_one_that_no_class_has_is_refused_by_its_name(read):
 
 
 def test_what_granite_4_and_phi_4_mini_have_besides_is_known(read):
-    """3.4 billion of Granite 4.0 Micro, 3.8 of Phi-4-mini are printed."""
+    """Granite 4.0 Micro's card prints 3.4 billion parameters, Phi-4-mini's 3.8."""
     phi = shape_of("phi3", 32, 3072, 24, 8, 8192, 200064) | dict(
         tie_word_embeddings=True, sliding_window=262144
     )
@@ -423,7 +426,7 @@ def test_what_granite_4_and_phi_4_mini_have_besides_is_known(read):
     [("jamba", "Mamba"), ("nemotron_h", "Mamba-2"), ("falcon_h1", "Mamba-2"), ("qwen3_next", "gated delta")],
 )
 def test_recurrent_layers_are_refused_by_name(kind, layers, read):
-    """With "gated" and "tied", too."""
+    """Recurrent layers are refused also if the file has "gated" and "tied"."""
     for said in ({}, {"gated": True, "tied": False}):
         with pytest.raises(ValueError, match=f"{kind} has recurrent layers .{layers}.*not priced here"):
             read(LLAMA | {"model_type": kind} | said)

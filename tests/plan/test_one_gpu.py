@@ -1,4 +1,4 @@
-"""Nine runs of Hugging Face's models on one H100, beside what the planner says of them: a check, not a fit.
+"""The planner's estimates are checked on nine runs of Hugging Face's models on one H100. Nothing is fitted.
 
 Measured in November 2026 with PyTorch 2.11 and transformers 5.17: FSDP2 without a compiler, float32 master
 weights, bfloat16 computing, fused AdamW, clipping, PyTorch's fused attention.
@@ -22,7 +22,9 @@ def output_of(command: str) -> str:
 
 
 class Ran(NamedTuple):
-    """Seconds of a step and GB of the GPU, allocated and reserved; None where it ran out of memory."""
+    """A run: seconds of a step, and GB allocated and reserved on the GPU. All are None if it ran out of
+    memory.
+    """
 
     model: str
     tokens: int
@@ -34,7 +36,7 @@ class Ran(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What the planner says of it. held: GB without the context."""
+    """The planner's estimate of a run. held: GB without the CUDA context."""
 
     verdict: str
     seconds: float
@@ -77,13 +79,13 @@ def test_what_ran_is_not_refused_and_what_crashed_is_not_said_to_fit(beside):
     for run, said in beside:
         assert said.verdict != ("too large" if run.seconds else "fits"), run
         assert not run.allocated or said.held == pytest.approx(run.allocated, rel=0.1)
-    # One microbatch of eight sequences is what crashed; the planner takes two of four.
+    # The run that crashed had one microbatch of eight sequences; the planner takes two of four.
     plan = output_of("plan qwen3-0.6b --gpus 1 --batch 8 --seq 2048 --framework transformers")
     assert "b 4 · ZeRO-3" in plan and "7 fit, 1 more are tight" in plan
 
 
 def test_seconds_lie_inside_the_interval_but_where_the_host_is_slow(beside):
-    """The smallest step waits for the host, whose launches take longer than is assumed."""
+    """Only the smallest run lies outside: it waits for the host, whose launches take longer than assumed."""
     outside = [run for run, said in beside if run.seconds and not said.low <= run.seconds <= said.high]
     assert outside == [RUNS[-1]]
 

@@ -60,7 +60,9 @@ def test_measured_rings_set_the_pace_where_they_are_slower():
 
 @given(st.permutations(["dp", "tp", "pp"]), *(st.sampled_from([1, 2, 3, 4, 8, 16]) for _ in range(4)))
 def test_two_axes_never_get_a_nodes_links_at_once(order, d, t, p, node):
-    """What `reach` says of an axis is what its groups do, and together they find room in a node."""
+    """`reach` returns for an axis how its groups are spread over nodes. The axes' members inside a node
+    multiply to at most the node's GPUs.
+    """
     layout = Layout(dp=d, tp=t, pp=p, order=tuple(order))
     place = Placement(layout.sizes)
     inside = {axis: int(place.reach(axis, node)[0]) for axis in order}
@@ -80,7 +82,7 @@ def _spans(layout):
 
 
 def test_only_one_of_two_axes_is_inside():
-    """DP 4 · TP 2 · PP 2 on nodes of eight: whichever of dp and pp is outermost leaves the node."""
+    """With DP 4 · TP 2 · PP 2 on nodes of eight, the outermost axis of dp and pp leaves the node."""
     job, sizes = Job(LLAMA3, DGX, 32, 8192), dict(dp=4, tp=2, pp=2, microbatch=1, zero=1)
     inside, outside = (step_terms(job, Layout(**sizes, order=o)) for o in (ORDER, ("dp", "pp", "tp")))
     assert inside["pipeline sends"] > outside["pipeline sends"]
@@ -88,7 +90,9 @@ def test_only_one_of_two_axes_is_inside():
 
 
 def test_the_bubble_of_schedules_that_split_backward_is_the_simulated_one():
-    """GPT-3 without a head: all stages alike, a backward's I no shorter than its W or its forward."""
+    """GPT-3 without a head has equal stages. I (the gradient of the input) takes at least as long as W (that
+    of the weights) and as the forward.
+    """
     model = replace(MODELS["gpt3-175b"], vocab=1)
     for name, p, b in itertools.product([n for n, k in SCHEDULES.items() if k.splits], (2, 4, 8), (1, 2)):
         layout = Layout(tp=8, pp=p, microbatch=b, schedule=name)
@@ -107,7 +111,7 @@ def test_schedules_that_split_backward_are_asked_for():
     assert everything.best.seconds <= usual.best.seconds
     assert len({row.layout for row in rows(everything)}) == len(rows(everything)) == everything.looked_at
     for row in rows(everything):
-        check(LLAMA3, row.layout, 128)  # raises where it looks at what cannot be
+        check(LLAMA3, row.layout, 128)  # raises if the planner tries a layout that is impossible
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,9 @@ def test_the_nearest_choice_is_one_that_the_gpus_allow():
 
 @pytest.mark.parametrize("t", [3, 7, 8, 14, 56])
 def test_what_a_hint_of_heads_offers_passes_both_tests(t):
-    """Qwen2.5-7B: 28 heads, 4 of keys and values, and a feed-forward part whose width has no 7 in it."""
+    """Qwen2.5-7B has 28 heads, 4 of them for keys and values, and a feed-forward width that 7 does not
+    divide.
+    """
     qwen = ModelShape("qwen2.5-7b", 28, 3584, 28, 152064, 4, 18944, gated=True, qkv_biases=True)
     with pytest.raises(ValueError) as refused:
         check(qwen, Layout(tp=t))
@@ -177,7 +183,9 @@ def test_what_cannot_be_laid_out_says_why():
 
 
 def test_what_the_allocator_may_reserve_has_to_fit_too():
-    """fits: allocated times what is reserved, and the context, on the GPU; tight: without the factor."""
+    """A layout fits if the allocated bytes times the reserved share, with the context, fit the GPU. It is
+    tight if they fit only without that factor.
+    """
     made = plan(JOB, gpus=64)
     card, times = DGX.device.memory, JOB.framework.reserves
     assert times > 1 and made.tight and made.too_large
@@ -219,7 +227,7 @@ def test_short_sequences_and_large_batches_have_a_plan_too():
 
 
 def test_a_layer_is_never_faster_than_its_host():
-    """Split as far as one likes, a layer's step does not fall below its launches."""
+    """However many ranks share a layer, its step takes at least as long as its launches."""
     job = Job(MODELS["llama-3.2-1b"], DGX, 8, 1024, replace(TEXTBOOK, launch_seconds=1e-4))
     terms = step_terms(job, Layout(tp=8))
     launches = sum(work(layer(job, Layout(tp=8)), job, Layout(tp=8), constants()).host.values())
@@ -234,12 +242,12 @@ def test_frameworks_hide_what_they_say():
     sizes = dict(dp=8, tp=8, zero=1)
     seen = {name: step_terms(replace(JOB, framework=f), Layout(**sizes)) for name, f in FRAMEWORKS.items()}
     assert seen["megatron-lm"]["tensor parallel"] < 0.8 * seen["textbook"]["tensor parallel"]
-    # ZeRO-1's gather follows the optimizer, unless it may run under the next forward.
+    # ZeRO-1's gather runs after the optimizer; Megatron-LM hides it under the next forward.
     assert seen["megatron-lm"]["data parallel"] < seen["textbook"]["data parallel"]
 
 
 def test_sequence_parallelism_sends_a_quarter_more_where_it_gathers_again():
-    """Ten gathers and scatters a layer for Megatron-LM's four all-reduces of twice their bytes each."""
+    """A layer has ten gathers and scatters. Megatron-LM has four all-reduces, each of twice their bytes."""
     layout = Layout(dp=4, tp=8, pp=2, zero=1)
     jobs = (replace(JOB, framework=replace(TEXTBOOK, regathers=r)) for r in (True, False))
     again, kept = (sent(job, layout)["tp"] for job in jobs)
@@ -277,11 +285,11 @@ def test_an_estimate_draws_itself():
     e = estimate(JOB, Layout(dp=4, tp=8, pp=2, zero=1))
     for table in (e.time_table(), e.memory_table()):
         bars = [row[table.columns.index("drawn")] for row in table.rows]
-        assert "".join(b.strip("\u2007") for b in bars) == "█" * 28  # they add up
+        assert "".join(b.strip("\u2007") for b in bars) == "█" * 28  # the bars add up
         assert all(len(b) == 28 for b in bars)
         ends = [len(b.rstrip("\u2007")) for b in bars if b.strip("\u2007")]
-        assert ends == sorted(ends) and ends[-1] == 28  # each begins where the one before it ends
-    # Every part has its formula.
+        assert ends == sorted(ends) and ends[-1] == 28  # each bar begins where the previous bar ends
+    # Every part of memory has its formula.
     eager = replace(JOB, framework=replace(TEXTBOOK, fused=False, fused_loss=False))
     everything = estimate(eager, Layout(dp=8, tp=8, zero=3))
     assert "gathered weights" in repr(everything) and "logits" in repr(everything)
@@ -290,7 +298,7 @@ def test_an_estimate_draws_itself():
 
 
 def test_four_by_four_by_four_for_llama_2_70b():
-    """What NVIDIA's own base configuration for 64 H100s takes: TP 4, PP 4."""
+    """The planner picks TP 4, PP 4, as in NVIDIA's own base configuration for 64 H100s."""
     made = plan(Job(LLAMA2, DGX, 128, framework=FRAMEWORKS["megatron-lm"]), gpus=64)
     assert (4, 4, 4) in [row.axes[:3] for row in made.by_axes[:3]]
     across_nodes = [row for row in made.by_axes if row.layout.tp > 8]
@@ -298,9 +306,9 @@ def test_four_by_four_by_four_for_llama_2_70b():
 
 
 def test_metas_own_layout_of_the_405b():
-    """TP 8 · PP 16 · DP 128 without recompute is 4 GB more than an H100 has, by activations: Meta's program
-    lets go of what is not needed any more (Llama 3, section 3.3.2), ours of nothing. Without chunks it is
-    tight.
+    """TP 8 · PP 16 · DP 128 without recompute needs 4 GB more than an H100 has. The difference is
+    activations: Meta's program frees those that are no longer needed (Llama 3, section 3.3.2), which the
+    planner does not count. Without chunks the layout is tight.
     """
     framework = replace(FRAMEWORKS["megatron-lm"], hides=("gradients",))
     job = Job(MODELS["llama-3-405b"], DGX, 2048, 8192, framework)
@@ -334,7 +342,7 @@ def test_what_was_not_looked_at_is_not_explained_away():
 
 
 def test_some_layers_are_computed_twice():
-    """Between nothing and all, on a line; the planner takes as few as fit."""
+    """The cost is linear in the number of recomputed layers. The planner recomputes as few layers as fit."""
     job = Job(MODELS["llama-3-70b"], DGX, 128, 8192, find_framework("megatron-bridge"))
     sizes = dict(dp=4, tp=4, pp=4, interleave=5, schedule="interleaved", zero=1)
     none, some, all_ = (
@@ -345,7 +353,7 @@ def test_some_layers_are_computed_twice():
         assert seconds(some) - seconds(none) == pytest.approx((seconds(all_) - seconds(none)) / 4)
     assert some.time["head"] == pytest.approx(none.time["head"])  # no head is computed twice
     kept = lambda e: stage_memory(job, e.layout, 1)["activations"]
-    buffer = kept(all_) - activations(job, all_.layout)  # one layer, whole again
+    buffer = kept(all_) - activations(job, all_.layout)  # one layer whose activations are rebuilt
     assert kept(some) == pytest.approx((3 * kept(none) + kept(all_) - buffer) / 4 + buffer)
     assert estimate(job, replace(some.layout, recomputed=20)).step_seconds == all_.step_seconds
     found = next(row for row in plan(job, gpus=64).by_axes if row.axes == some.layout.axes)
@@ -355,17 +363,19 @@ def test_some_layers_are_computed_twice():
     less = estimate(job, replace(found.layout, recomputed=0, recompute="none"))
     assert less.memory_bytes > 0.9 * DGX.device.memory
     assert "--recompute-method block" in flags("megatron", job, found.layout)
-    assert "--recompute-num-layers 1" in flags("megatron", job, found.layout)  # of each of five chunks
+    assert "--recompute-num-layers 1" in flags(
+        "megatron", job, found.layout
+    )  # one layer of each of the five chunks
     with pytest.raises(ValueError, match="recomputed 5 belongs to recompute full, not none"):
         job.check(replace(some.layout, recompute="none"))
-    alone = replace(job, framework=replace(job.framework, recomputes=("full",)))  # asked for alone
+    alone = replace(job, framework=replace(job.framework, recomputes=("full",)))  # it has only full
     assert plan(alone, gpus=64).ranked[0].layout.recomputed
-    # TextBook's planner and others without that switch have none.
+    # A framework without the switch recomputes all layers or none.
     assert not any(row.layout.recomputed for row in plan(replace(job, framework=TEXTBOOK), gpus=64).ranked)
 
 
 def activations(job, layout):
-    """Of a middle stage, the inputs of its layers."""
+    """Bytes of the inputs of a middle stage's layers, for all microbatches in flight."""
     held = 20 * sum(activations_per_layer(job, layout).values())
     return held * float(in_flight(layout, job.microbatches(layout), 1))
 
@@ -391,8 +401,7 @@ def test_time_is_positive_and_faster_parts_are_never_slower(name, t, p, d, zero,
     no_more = here * (1 + 1e-9)
     assert at(inter_node_bandwidth=2 * DGX.inter_node_bandwidth) <= no_more
     assert at(intra_node_bandwidth=2 * DGX.intra_node_bandwidth) <= no_more
-    # A step that waits for its communication all the time gains nothing from a faster GPU, but loses nothing
-    # either.
+    # If a step waits only for communication, a faster GPU does not make it faster, but not slower either.
     twice = dict(flops=2 * DGX.device.flops, achievable=2 * DGX.device.achievable)
     assert at(device=replace(DGX.device, **twice)) <= no_more
     terms = step_terms(job, layout)
@@ -435,7 +444,9 @@ def test_clusters_from_a_file(tmp_path):
 
 
 def test_what_is_as_slow_or_as_long_as_can_be_has_a_plan():
-    """Though a quarter of the one and four times of the other cannot be."""
+    """A plan with the slowest network and the largest batch exists, although a slower network and a larger
+    batch are refused.
+    """
     slowest = replace(DGX, inter_node_bandwidth=1e5)
     made = plan(Job(MODELS["toy"], slowest, 10**9, 64), gpus=8, dp=8)
     assert made.changed("speed between nodes", 0.5) is None and made.changed("global batch", 4) is None
@@ -444,7 +455,7 @@ def test_what_is_as_slow_or_as_long_as_can_be_has_a_plan():
 
 @pytest.mark.parametrize("name, shared", [("llama-3-8b", True), ("deepseek-v2-lite", False)])
 def test_what_a_change_leaves_alone_is_worked_out_once(name, shared):
-    """And the answer is that of a plan made anew."""
+    """A changed plan reuses the parts that the change leaves alone, and equals a new plan."""
     found = plan(Job(MODELS[name], DGX, 64, 4096, find_framework("megatron-lm")), gpus=16)
     same = {"speed between nodes": True, "speed inside a node": True, "memory of a GPU": shared}
     for what, factor in itertools.product(CHANGES, (0.5, 2)):
@@ -453,4 +464,4 @@ def test_what_a_change_leaves_alone_is_worked_out_once(name, shared):
         anew = plan(other.job, gpus=16)
         assert np.array_equal(anew.ranked.numbers, other.ranked.numbers), what
         assert np.array_equal(anew.too_large.numbers, other.too_large.numbers), what
-    assert found.ranked.numbers["seconds"][0] == found.best.seconds  # none of them has changed it
+    assert found.ranked.numbers["seconds"][0] == found.best.seconds  # no change altered the first plan

@@ -1,4 +1,4 @@
-"""Narrow numbers: what is faster, what is not, what is kept and sent."""
+"""Narrow numbers: the operations that get faster, the casts, and the bytes that are kept and sent."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,9 @@ def test_only_products_run_at_the_narrow_rate(name):
 
 
 def test_casts_by_hand():
-    """Four inputs forward (one for q, k and v, one for gate and up), all outputs' gradients backward."""
+    """Forward casts four inputs (one for q, k and v, one for gate and up). Backward casts the gradients of
+    all outputs.
+    """
     job = replace(JOB, precision="fp8")
     h, q, kv, f, tokens = 4096, 4096, 1024, 14336, 8192
     casts = {
@@ -57,9 +59,9 @@ def test_inputs_are_kept_and_gathered_in_a_byte():
     wide, narrow = (activations_per_layer(replace(JOB, precision=p), Layout()) for p in ("bf16", "fp8"))
     x, inside = 2 * 8192 * 4096, 2 * 8192 * 14336
     assert narrow["queries"] == wide["queries"] / 2 == x / 2 and narrow["down"] == inside / 2
-    # The attention keeps its result as it is, beside the narrow copy.
+    # The attention keeps its half-precision result as well as the narrow copy.
     assert narrow["attention's output"] == 1.5 * x and narrow["attention"] == wide["attention"]
-    # Of ten gathers and scatters a layer, the four gathers of inputs are half as large.
+    # A layer has ten gathers and scatters; the four gathers of inputs have half the bytes.
     split = Layout(tp=8)
     ratio = sent(replace(JOB, precision="fp8"), split)["tp"] / sent(JOB, split)["tp"]
     assert ratio == pytest.approx(0.8, rel=0.01)
@@ -77,7 +79,9 @@ def test_a_device_without_the_rate_is_refused():
 
 
 def test_the_gain_of_fp8_is_near_the_printed_one():
-    """Mixtral 8x22B on 128 H100, delayed scaling: a tenth more than printed, as the manual says."""
+    """FP8's gain for Mixtral 8x22B on 128 H100 (delayed scaling) is a tenth more than printed, as the manual
+    says.
+    """
     gains = folding_in_fp8()
     for method, (ours, printed) in gains.items():
         assert 1.09 < ours / printed < 1.12, method
@@ -95,7 +99,7 @@ DEEPGEMM = """1 4096 24576 1536 990, 1 4096 32768 512 590, 1 4096 7168 16384 135
 
 
 def test_short_products_reach_less():
-    """One rate and the bytes of the list give them all, the shortest and the longest."""
+    """One rate and the bytes of each product predict all measured products, the shortest and the longest."""
     rate, bandwidth = 1585e12, 0.95 * 3.35e12
     for row in DEEPGEMM.split(","):
         groups, rows, n, k, reached = map(int, row.split())
@@ -105,7 +109,7 @@ def test_short_products_reach_less():
 
 
 def test_narrow_copies_of_weights():
-    """Transformer Engine keeps two beside the weights; where these are narrow themselves there are none."""
+    """Transformer Engine keeps two narrow copies beside the weights. Weights that are narrow have no copies."""
     extra = lambda job: stage_memory(job, LAYOUT, 0).get("narrow weights", 0.0)
     matrices = 32 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336) / 2
     assert extra(JOB) == 0 and extra(replace(JOB, precision="fp8")) == 2 * matrices

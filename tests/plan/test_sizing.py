@@ -1,4 +1,4 @@
-"""The planner's command line: what it takes, what it prints, and that its JSON is as the manual says."""
+"""The planner's command line: its options and its output, and its JSON, which is as the manual says."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def test_without_a_model_an_estimate_is_of_a_schedule(output_of):
 
 
 def options_of(command: str) -> set[str]:
-    """The names of all its options, those of the commands below it too."""
+    """The names of all options of a parser and of its commands."""
     top = parser(command)
     found, waiting = set(), [action.choices[command] for action in top._subparsers._group_actions]
     while waiting:
@@ -79,7 +79,7 @@ def options_of(command: str) -> set[str]:
 
 
 def test_options_are_few():
-    """A new one comes where another goes."""
+    """There are at most 50 option names: a new option replaces an old one."""
     kept = ("lab", "doctor", "class", "plan", "estimate", "count", "verify", "explain")
     names = {command: options_of(command) for command in kept}
     assert all(len(of) <= 27 for of in names.values())
@@ -232,7 +232,9 @@ def test_the_json_of_each_command_is_as_the_manual_says(command, output_of):
 
 
 def test_what_is_said_aloud(output_of):
-    """The cheapest number of GPUs, defaults that recipes change, and where one GPU would do."""
+    """The output names the cheapest number of GPUs and the defaults that recipes change, and says if one GPU
+    is enough.
+    """
     out = output_of(f"{PLAN} --batch 64 --train-tokens 1T".replace("--gpus 8", "--gpus 64"))
     fewest, least, hours = re.search(
         r"fewest that fit, by halves, are (\d+) GPUs. Cheapest are (\d+): ([\d,]+) GPU-hours", out
@@ -255,7 +257,7 @@ def test_why_and_flips_take_all_axes(output_of):
 
 
 def test_a_plan_imports_what_it_needs():
-    """Start-up is half of what the command takes."""
+    """`plan` must not import PyTorch or modules of other commands: start-up is half of its time."""
     code = f"import sys; from three_axes.__main__ import main; main({PLAN.split()!r}); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300

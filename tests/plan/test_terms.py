@@ -1,4 +1,4 @@
-"""Single terms of seconds and bytes, each against a number worked out by hand."""
+"""Each term of seconds and of bytes equals a number computed by hand."""
 
 from dataclasses import replace
 
@@ -71,7 +71,7 @@ def test_gradients_of_norms_are_summed_over_tp(model, framework, layout, vectors
 
 @pytest.mark.parametrize("gradient_bytes, zero, moved", [(2, 0, 2 + 2 * 2), (4, 1, 2 + 2 * 4), (4, 2, 0)])
 def test_sums_of_gradients_that_no_product_adds(gradient_bytes, zero, moved):
-    """A microbatch's gradient is read, and the sum read and written; ZeRO-2 keeps none."""
+    """Each microbatch reads its gradient, and reads and writes the sum. ZeRO-2 keeps no sum."""
     framework = replace(TEXTBOOK, fused_sums=False, gradient_bytes=gradient_bytes)
     lines = layer(Job(LLAMA, DGX, 8, 4096, framework), Layout(zero=zero))
     (streamed,) = [op.streamed for op in lines if op.name == "sums of gradients"]
@@ -79,7 +79,9 @@ def test_sums_of_gradients_that_no_product_adds(gradient_bytes, zero, moved):
 
 
 def test_seconds_of_data_parallelism_that_nothing_hides():
-    """Rings of 32 layers and the rest over one node, at full speed: bytes over the link, a latency a hop."""
+    """Each of 32 layers, and the embedding with the head, has its ring over one node. Its seconds are the
+    bytes over the link's full speed, and a latency for each hop.
+    """
     bare = replace(TEXTBOOK, hides=())
     c = constants()._replace(intra_node_efficiency=1.0)
     for zero, rings, bytes_ in (
@@ -97,7 +99,7 @@ def test_what_hides_shows_a_fifth():
     job = Job(LLAMA, DGX, D * M, 4096)
     open_ = step_terms(replace(job, framework=replace(TEXTBOOK, hides=())), Layout(dp=D))["data parallel"]
     assert float(step_terms(job, Layout(dp=D))["data parallel"]) == pytest.approx(0.2 * float(open_))
-    # ZeRO-2 reduces in each microbatch, under its own backward; the weights that come back show.
+    # ZeRO-2 reduces in each microbatch, hidden under its backward. Nothing hides the gather of the weights.
     short = replace(job, seq_len=1024)
     some, all_ = (
         float(step_terms(replace(short, framework=f), Layout(dp=D, zero=2))["data parallel"])
@@ -108,7 +110,7 @@ def test_what_hides_shows_a_fifth():
 
 @pytest.mark.parametrize("v, schedule", [(1, "1F1B"), (4, "interleaved"), (1, "ZB-V")])
 def test_messages_of_a_pipeline(v, schedule):
-    """Each waits for its latency and its bytes."""
+    """Each message takes its latency and the time of its bytes."""
     layout = Layout(dp=2, tp=8, pp=4, interleave=v, schedule=schedule)
     job = Job(LLAMA, DGX, 32, 4096)
     c = constants()._replace(inter_node_efficiency=1.0)
@@ -123,7 +125,7 @@ def test_the_slowest_stage_sets_the_pace():
     last = float(work(head(job, layout), job, layout, constants()).total)
     terms = step_terms(job, layout)
     assert float(terms["head"]) == pytest.approx(16 * last)  # eight layers everywhere, and the head on top
-    # The others' time for one microbatch.
+    # The time of the other stages for one microbatch.
     assert float(terms["bubble"]) == pytest.approx(24 * one)
     wide = replace(LLAMA, layers=30)  # 7, 8, 8, 7: the head fits where a layer is missing
     terms = step_terms(replace(job, model=wide), layout)
@@ -144,7 +146,7 @@ def test_a_tied_head_is_copied_to_the_last_stage():
 
 @pytest.mark.parametrize("sp, calls", [(True, [1, 0, 1, 1]), (False, [0, 1, 0, 0])])
 def test_what_the_embedding_sends(sp, calls):
-    """Scattered, its gradient is gathered again, and so is that of the learned positions."""
+    """With sequence parallelism the embedding's gradient is gathered again, as is that of learned positions."""
     model = MODELS["gpt3-175b"]
     lines = embedding(Job(model, DGX, 8, 2048), Layout(tp=8, sequence_parallel=sp))
     assert [op.collective for op in lines] == ["reduce_scatter", "all_reduce", "all_gather", "all_gather"]
@@ -191,7 +193,7 @@ def test_arrays_give_what_numbers_give(job, columns, order):
 def test_full_recompute_computes_a_third_more():
     job = Job(LLAMA, DGX, 16, 4096)
     plain, again = (estimate(job, Layout(dp=8, zero=3, recompute=r)) for r in ("none", "full"))
-    # Nearly: a product reaches less where it is short, and forward's are not as long as backward's.
+    # Only nearly: a short product reaches a lower speed, and forward's products are shorter than backward's.
     assert again.time["matrices"] == pytest.approx(4 / 3 * plain.time["matrices"], rel=1e-3)
     # A fused attention's backward is two and a half forwards.
     assert again.time["attention"] == pytest.approx(4.5 / 3.5 * plain.time["attention"])
@@ -231,12 +233,12 @@ def test_the_bubble_of_a_record_is_the_simulated_one(name, f, i, w):
 @pytest.mark.parametrize(
     "model, changed, forward, inputs, weights",
     [
-        # Four fused pieces and the activation, 7 products, the attention. Backward two kernels for one, but
-        # for a product, which has two gradients.
+        # Forward has four fused pieces and the activation, 7 products, and the attention. Backward has two
+        # kernels for each of these; a product's two are its two gradients.
         ("llama-3-8b", {}, 5 + 7 + 1, 2 * 5 + 7 + 2, 7),
-        # A norm is 6, positions 10, SiLU and its product 2.
+        # A norm has 6 kernels, the positions 10, SiLU and its product 2.
         ("llama-3-8b", {"fused": False}, 2 * 7 + 10 + 2 + 7 + 1, 2 * (2 * 7 + 10 + 2) + 7 + 2, 7),
-        # Six products; scores scaled, softmax, dropout and two products.
+        # Six products; the attention scales scores, applies softmax and dropout, and has two products.
         ("gpt3-175b", {"fused_attention": False}, 5 + 6 + 5, 2 * 5 + 6 + 2 * 5, 6),
     ],
 )
@@ -253,23 +255,23 @@ def test_collectives_with_a_root_pass_each_rank_once():
     assert broadcast(range(4), 3e9) == pytest.approx(3e-4 + 3e9 / 300e9)
     assert algorithmic_bytes("send", 7, 2) == 7
     assert algorithmic_bytes("recv", 7, 2) == algorithmic_bytes("barrier", 7, 2) == 0
-    # gloo: each rank's sum of its part, then the parts to the root.
+    # In gloo's reduce each rank sums a part, and then sends its part to the root.
     assert gloo("reduce", 8, 4, rank=1) == 6 + 2 and gloo("reduce", 8, 4, rank=0) == 6
-    apart = seconds("all_to_all", 8e9, range(8), network)  # three by the link, meanwhile four by the port
+    apart = seconds("all_to_all", 8e9, range(8), network)  # three parts use the link while four use the port
     assert apart == pytest.approx(4 * 1e9 / 25e9 + 1e-3)
     at_once = seconds("all_to_all", 4e9, range(4), network)
     assert at_once == pytest.approx(3e9 / 300e9 + 1e-4)
 
 
 def test_the_gradients_of_a_tied_head_are_summed():
-    """Both copies' gradients, between the first and the last stage: each sends what it has."""
+    """The first and the last stage each hold a copy of the tied matrix, and send its gradient to each other."""
     model = MODELS["gpt3-175b"]
     job = Job(model, DGX, 64, 2048, FRAMEWORKS["megatron-lm"])
     free = replace(job, model=replace(model, tied=False))
     more = lambda layout, k: sent(job, layout, k)["pp"] - sent(free, layout, k)["pp"]
     layout, size = Layout(dp=2, tp=8, pp=4, zero=1), 4 * 50257 * 12288 / 8
     assert [more(layout, k) for k in range(4)] == pytest.approx([size, 0, 0, size])
-    assert more(Layout(dp=2, tp=8), 0) == 0 == more(replace(layout, schedule="ZB-V"), 0)  # one rank has both
+    assert more(Layout(dp=2, tp=8), 0) == 0 == more(replace(layout, schedule="ZB-V"), 0)  # one rank
     slower = step_terms(job, layout)["data parallel"] - step_terms(free, layout)["data parallel"]
     assert slower > size / DGX.inter_node_bandwidth
 
@@ -322,8 +324,8 @@ def test_what_an_optimizer_moves(name, of_owned, of_held):
 
 
 def test_norms_of_queries_and_keys_are_priced():
-    """In each layer one of the queries and one of the keys: six kernels each where operations run one by one,
-    and what they normalise is kept.
+    """Each layer has a norm of the queries and one of the keys. Unfused, each norm has six kernels, and its
+    input is kept.
     """
     qwen, titan = MODELS["qwen3-30b-a3b"], FRAMEWORKS["torchtitan"]
     dense = replace(qwen, experts=None)
@@ -339,8 +341,8 @@ def test_norms_of_queries_and_keys_are_priced():
 
 
 def test_one_rank_of_fsdp_casts_all_of_its_weights():
-    """A float32 weight is read and its half-precision copy written before each of two gathers in a
-    microbatch; d ranks each cast their part.
+    """Before each of the two gathers in a microbatch, a rank reads its float32 weights and writes their
+    half-precision copy. Each of d ranks casts only its part.
     """
     job = Job(MODELS["llama-3.2-1b"], framework=FRAMEWORKS["torchtitan"], global_batch=8)
     moved = lambda job, d: sum(

@@ -1,5 +1,5 @@
-"""Bytes sent: the theory's list of operations against what PyTorch was asked to move on real ranks, and what
-left them.
+"""The bytes of the theory's list of operations equal those that PyTorch's collectives get on real ranks, and
+those that the ranks send.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ def eight():
 
 
 def step(d: int, p: int, t: int, sequence: bool = False):
-    """One step of the toy on a grid, counted; only the ranks of the grid take part."""
+    """The counted traffic of one step of the toy on a grid. Ranks outside the grid do nothing."""
     grid = toy.grid_groups(d, p, t)
     stage = toy.on_grid(toy.ToyTransformer(hidden=64, seed=0), grid, sequence)
     ops = one_f_one_b(p, 4).ops[grid["pp"].get_local_rank()]
@@ -40,7 +40,7 @@ def step(d: int, p: int, t: int, sequence: bool = False):
 
 
 def by_axis(traffic: Traffic, rank: int, sizes: dict[str, int]) -> dict[str, float]:
-    """Bytes that a rank sends, by the book, as PyTorch was asked. A group of all is called the world."""
+    """Axis -> bytes that a rank must send, computed from its collectives. The group of all ranks is "world"."""
     alone = [axis for axis, size in sizes.items() if size == len(traffic.ranks)]
     name = lambda row: alone[0] if alone and row.axis == "world" else row.axis
     return {axis: sum(row.algorithmic for row in traffic.ranks[rank] if name(row) == axis) for axis in sizes}
@@ -88,7 +88,7 @@ def test_the_real_training_sends_what_the_list_says(eight, sizes):
 
 
 def test_a_step_is_the_sum_of_its_stages():
-    """What one stage sends along the pipeline another receives: every boundary once each way."""
+    """The bytes along the pipeline cross every boundary of two stages once in each direction."""
     job, layout = Job(MODELS["llama-3-8b"], global_batch=64), Layout(dp=2, tp=2, pp=4)
     messages = [sum(c.calls for c in calls(job, layout, k) if c.axis == "pp") for k in range(4)]
     assert messages == [32, 64, 64, 32]
@@ -99,7 +99,8 @@ def test_a_step_is_the_sum_of_its_stages():
     "schedule, v, messages", [("interleaved", 2, [3, 4, 4, 3]), ("ZB-V", 1, [2, 4, 4, 2])]
 )
 def test_chunks_send_more(schedule, v, messages):
-    """A message on and one back for each chunk, less the ends; at the turn of a V nothing leaves the rank."""
+    """Each chunk sends a message forward and one backward, except at the ends. At the turn of a V both stages
+    are on one rank, so no message is sent."""
     job = Job(MODELS["llama-3-8b"], global_batch=8, framework=TEXTBOOK)
     layout = Layout(pp=4, interleave=v, schedule=schedule)
     listed = [sum(c.calls for c in calls(job, layout, k) if c.axis == "pp") / 8 for k in range(4)]
@@ -107,7 +108,7 @@ def test_chunks_send_more(schedule, v, messages):
 
 
 def test_who_sends_to_whom_is_the_layouts_order(eight):
-    """pp outermost: rank 0 talks to 1 along tp, to 2 along dp, to 4 along pp."""
+    """If pp is outermost, rank 0 sends to rank 1 along tp, to rank 2 along dp, and to rank 4 along pp."""
     eight.run(step, 2, 2, 2)
     sizes = Layout(dp=2, tp=2, pp=2).sizes
     if eight.traffic.matrix:
@@ -122,7 +123,7 @@ def four():
 
 
 def counted_like(world: World, job: Job, layout: Layout, axis: str, run) -> None:
-    """What `run` sends on every rank is, collective by collective, what the list says of one layer's axis."""
+    """On every rank the collectives of `run` must equal those in the list for one layer's axis, one by one."""
     world.run(run)
     paper = {}
     for op in operations.layer(job, layout):
@@ -157,7 +158,7 @@ def test_an_expert_layer_sends_what_the_list_says(four):
 
     class Even(experts.Experts):
         def route(self, x):
-            """Each expert the same number of tokens."""
+            """Route the same number of tokens to each expert."""
             choice = torch.arange(len(x) * self.k).view(len(x), self.k) % self.number
             return choice, super().route(x)[1]
 

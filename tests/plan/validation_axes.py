@@ -1,7 +1,7 @@
-"""Published runs of what came after the first three axes: experts, shared sequences, narrow numbers. As
-`three_axes.plan.validation`; nothing here was fitted to them.
+"""Predictions of published runs with experts, context parallelism and narrow numbers, in the form of
+`three_axes.plan.validation`. Nothing was fitted to these runs.
 
-What a table does not print is said at each.
+The docstring of each set has what its table does not print.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ FOLDED = {
 def folding() -> list[tuple[dict, Job, Layout | None, float]]:
     """(row, job, layout, seconds of a step) of MoE Parallel Folding's Table 3.
 
-    Microbatches are not printed: one sequence everywhere. Chunks and recompute are not: the fastest that
-    fits, None where nothing does with a tenth to spare. Without folding an expert is split as wide as tp.
+    The table does not print microbatches; all have one sequence. It does not print chunks and recompute; the
+    fastest choice that fits with a tenth of the memory free is taken, or None if no choice fits. Without
+    folding an expert is split over as many ranks as tp.
     """
     chosen = []
     for r in rows_of("moe_folding_2025_table3.csv"):
@@ -45,7 +46,7 @@ def folding() -> list[tuple[dict, Job, Layout | None, float]]:
 
 
 def least(job: Job, sizes: dict) -> tuple[Layout | None, float]:
-    """(layout, seconds): the fastest over what is not printed, among those that fit with a tenth to spare."""
+    """(layout, seconds) of the fastest chunks and recompute that fit with a tenth of the memory free."""
     best: tuple[Layout | None, float] = None, float("inf")
     for v in range(1, 17):
         for recompute in ("none", "full"):
@@ -68,7 +69,7 @@ def _folding():
 
 
 def folding_in_fp8() -> dict[str, tuple[float, float]]:
-    """How much faster FP8 is than bfloat16: method -> (here, printed), of MoE Parallel Folding's Table 2."""
+    """Method -> (predicted, printed) ratio of bfloat16's seconds to FP8's (MoE Parallel Folding, Table 2)."""
     gains = {}
     for r, job, layout, seconds_ in folding():
         if layout and r["model"] == "Mixtral-8x22B" and r["method"] in FP8_GAIN:
