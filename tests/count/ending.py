@@ -1,5 +1,6 @@
-"""Programs that end by themselves, each by what a main thread that waits does not see: a thread, a callback,
-a limit, a connection that another rank ends. In plain PyTorch each of ENDS ends in each of five runs.
+"""Programs that end by themselves although every main thread waits. What ends the wait is outside the main
+threads: another thread, a callback, a time limit, or a connection that another rank closes. In plain PyTorch
+each program of ENDS ended in each of five runs.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-LONG = 0.8  # seconds: a rank that stands is looked at five times a second
+LONG = 0.8  # seconds; a blocked rank is polled five times a second
 ENDS = {}
 
 
@@ -27,7 +28,7 @@ def ends(function):
 
 
 def sends(*_):
-    """A message to rank 1, from wherever this is called."""
+    """Send a message to rank 1, from the thread or callback that calls this."""
     dist.send(torch.ones(4), 1)
 
 
@@ -37,7 +38,9 @@ def sends_later(*_):
 
 
 def by(helps):
-    """A program: rank 0 stands until rank 1 answers, and rank 1 until what `helps` has begun sends to it."""
+    """Add a program to ENDS. Rank 0 calls `helps`, which starts something that sends to rank 1 later, and
+    then waits for rank 1's message. Rank 1 waits for that message, and then sends to rank 0.
+    """
     ENDS[helps.__name__] = functools.partial(_meets, helps)
     return helps
 
@@ -54,7 +57,9 @@ def _meets(helps) -> None:
 
 
 def when_it_has_ended(leaves):
-    """The same: rank 0 leaves a function with the future of a collective, to which rank 1 comes late."""
+    """Add a program to ENDS as `by` does. On rank 0 `leaves` gets the future of a collective that rank 1
+    calls late.
+    """
     ENDS[leaves.__name__] = functools.partial(_follows, leaves)
     return leaves
 
@@ -89,7 +94,7 @@ def thread_of_c():
 
 @by
 def thread_that_sleeps_in_c():
-    """It has no frame until it sends."""
+    """The thread has no Python frame until it sends."""
     steps = functools.partial(time.sleep, LONG), sends
     start_new_thread(functools.partial(deque, map(operator.call, steps)), ())
 
@@ -147,7 +152,7 @@ def rank_that_has_finished():
 
 @ends
 def callback_of_backward_beside_ddp():
-    """Rank 0's own callback runs after that which begins DDP's wait, and frees rank 1."""
+    """Rank 0's own callback runs after the callback that starts DDP's wait, and sends to rank 1."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     later = lambda *_: torch.autograd.Variable._execution_engine.queue_callback(sends_later)
     if dist.get_rank() == 0:
@@ -169,12 +174,12 @@ def hook_of_ddp_that_calls_more_when_a_part_has_ended():
     model(torch.ones(1, 2)).sum().backward()
 
 
-# -- by an end that is not seen, a limit, or an error ---------------------------------------------
+# -- by a message that is not recorded, a limit, or an error --------------------------------------
 
 
 @ends
 def messages_from_anybody():
-    """The second one is on its way while all stand, and the third is sent by a timer."""
+    """The second message is on its way while all ranks wait. A timer sends the third."""
     x = torch.ones(4)
     if dist.get_rank() == 0:
         works = [dist.irecv(x.clone()) for _ in range(2)]
@@ -204,7 +209,7 @@ def message_to_anybody_and_one_to_be_told_from_it():
 
 @ends
 def views_of_one_buffer():
-    """A receive into one half is open while a functional collective works in the other."""
+    """A receive into one half of a buffer is not finished while a functional collective uses the other half."""
     some, x = dist.new_group([0, 2, 3]), torch.zeros(8)
     late = LONG if dist.get_rank() == 2 else 0
     work = dist.irecv(x[4:], 1) if dist.get_rank() == 0 else None
@@ -228,7 +233,9 @@ def limit_of_a_wait():
 
 
 def _fails_in(sets) -> None:
-    """Rank 0 waits in a group to which rank 1 does not come, until a limit; then they meet in another."""
+    """Rank 0 calls a collective of a group that rank 1 does not call, and its limit ends the wait. Then both
+    call a collective of another group.
+    """
     x, group, other = torch.ones(4), dist.new_group([0, 1]), dist.new_group([0, 1])
     if dist.get_rank() < 2:
         dist.all_reduce(x, group=group)
@@ -268,7 +275,9 @@ def limit_that_is_set_later():
 
 @ends
 def connection_that_another_rank_ends():
-    """Rank 0's operation raises when others end its group. Then the rank goes on and frees rank 1."""
+    """Rank 0's operation raises when other ranks destroy the group. Then rank 0 continues and sends to rank
+    1.
+    """
     group, x = dist.new_group([0, 1, 2, 3]), torch.ones(4)
     if dist.get_rank() == 0:
         with suppress(RuntimeError):
@@ -283,7 +292,7 @@ def connection_that_another_rank_ends():
 
 @ends
 def check_that_finds_two_collectives():
-    """Where each is checked first, both ranks raise, and go on."""
+    """PyTorch's debug level DETAIL checks each collective first, so both ranks raise, and continue."""
     before = dist.get_debug_level()
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     group, x = dist.new_group(timeout=timedelta(seconds=20)), torch.ones(2)
@@ -296,7 +305,7 @@ def check_that_finds_two_collectives():
 
 @ends
 def group_that_comes_again(folder):
-    """Rank 0 has called one collective more before: numbers would part."""
+    """A new group starts with numbers that differ: rank 0 has called one collective more in the old group."""
     rank, size = dist.get_rank(), dist.get_world_size()
     dist.all_reduce(torch.ones(4))
     dist.destroy_process_group()
@@ -314,7 +323,7 @@ def group_that_comes_again(folder):
 
 @ends
 def backend_called_by_itself():
-    """What rank 0 sends passes no operator; then it stands."""
+    """Rank 0 sends by the backend itself, so no operator of PyTorch is called. Then the rank waits."""
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     x = torch.ones(4)
     if dist.get_rank() == 0:

@@ -1,4 +1,6 @@
-"""Programs that hang for ever: of some that is proven, of others it is only said where they are."""
+"""Programs that hang for ever. For those of HANGS the hang is proven; for those of NOTED only the place of
+each rank is printed.
+"""
 
 import asyncio
 import queue
@@ -16,7 +18,7 @@ from tqdm import TMonitor, tqdm
 
 
 def ring():
-    """Everybody receives before anybody sends."""
+    """Each rank receives before any rank sends."""
     dist.recv(torch.ones(4), (dist.get_rank() + 1) % dist.get_world_size())
 
 
@@ -56,7 +58,7 @@ def message_too_few_for_who_takes_them_from_anybody():
 
 
 def batch_of_which_one_message_is_missing():
-    """What of it has arrived says so to nobody who does not wait."""
+    """Only a rank that waits for a message of the batch learns that the message has arrived."""
     rank, n = dist.get_rank(), dist.get_world_size()
     ops = [dist.P2POp(dist.irecv, torch.ones(4), (rank - 1) % n)]
     if rank != 1:
@@ -87,7 +89,7 @@ def constructor_of_ddp():
 
 
 def buffers_of_ddp():
-    """Who validates with the wrapped model broadcasts its buffers."""
+    """A rank that validates with the wrapped model broadcasts its buffers."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     model = torch.nn.parallel.DistributedDataParallel(net)
     with torch.no_grad():
@@ -99,7 +101,7 @@ def buffers_of_ddp():
 
 
 def hook_of_ddp_on_some():
-    """A hook of Python's calls the collective, and DDP waits for its future in C++."""
+    """A Python hook calls the collective, and DDP waits for the hook's future in C++."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     model.register_comm_hook(None, default_hooks.allreduce_hook)
     for _ in range(2 if dist.get_rank() else 1):
@@ -107,7 +109,7 @@ def hook_of_ddp_on_some():
 
 
 def two_halves():
-    """Each rank waits in its own half for who stands in the other."""
+    """Ranks 0 and 1 each wait in their own group for a rank that does not call that group's collective."""
     halves = [dist.new_group([0, 1]), dist.new_group([1, 2])]
     x = torch.ones(2)
     if dist.get_rank() < 2:
@@ -127,7 +129,7 @@ def gathers_by_functions():
 
 
 def second_forward_of_ddp():
-    """It agrees on the buckets, in C++."""
+    """In the second forward of DDP the ranks agree on the buckets, in C++."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     model(torch.ones(1, 2)).sum().backward()
     model(torch.ones(1, 2)) if dist.get_rank() else dist.barrier()
@@ -151,7 +153,7 @@ def _event_loop():
     threading.Thread(target=loop.run_forever).start()
 
 
-SOON = 8  # seconds: until then it is idle, and then it is over
+SOON = 8  # seconds after which each of BESIDE ends; until then it is idle
 BESIDE = {
     "a timer": lambda: threading.Timer(SOON, print).start(),
     "a loader and a bar": _loader_and_bar,
@@ -172,9 +174,9 @@ PROGRAMS = {
     for name, function in list(globals().items())
     if getattr(function, "__module__", "") == __name__ and not name.startswith("_")
 } | {f"ring beside {what}": partial(_ring_beside, begins) for what, begins in BESIDE.items()}
-# A thread or a process may still end these.
+# A thread or a process might still end these, so no hang is proven.
 REASONS = ["ring_in_threads", *(f"ring beside {what}" for what in BESIDE if what != "a loader and a bar")]
-# These wait in C++, for a lock or for a future.
+# The recorder cannot know what these wait for: C++ code, a lock or a future.
 UNSEEN = """two_of_four_beside_one_that_computes barrier_that_is_monitored main_thread_that_nobody_wakes
 future_waited_for call_that_will_never_come constructor_of_ddp second_forward_of_ddp
 hook_of_ddp_on_some"""

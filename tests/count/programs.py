@@ -1,10 +1,13 @@
-"""Random programs of ranks, all that can happen in them, and the same on real ranks.
+"""Random programs of ranks: a model follows all their interleavings, and real ranks run them.
 
-A program gives 2 to 4 ranks collectives in several groups, sends, receives, some of them from anybody, and
-waits for what was begun. A rank may leave some of it to a thread, which may sleep first, and which the rank
-may join; an operation may have a limit, after which its wait is over; a main thread may
-sleep where nobody wakes it. Every interleaving is followed. Where something is proven nobody can take a step,
-and where nobody can, and all have ended or stand without a thread beside them, it is proven.
+A program has 2 to 4 ranks. It calls collectives in several groups, sends, and receives (some from any rank),
+and waits for operations that it started. A rank may have a second thread that does some of this; the thread
+may sleep first, and the rank may join it. An operation may have a limit, after which its wait ends. A main
+thread may wait for ever.
+
+`check` follows every interleaving of a program. If a hang is proven, no rank may be able to take a step. If
+no rank can take a step, and each rank has ended or is blocked without a second thread, the hang must be
+proven.
 """
 
 from __future__ import annotations
@@ -33,21 +36,21 @@ from three_axes.count.moves import (
 )
 from three_axes.paper.collectives import needs
 
-NUMBERS = 100  # in each tensor
+NUMBERS = 100  # elements of each tensor
 COLLECTIVES = ("all_reduce", "barrier", "broadcast", "reduce")
-SHORT = 0.7  # seconds that a limit takes, or a sleep
+SHORT = 0.7  # seconds of a limit and of a sleep
 
 
 class Begin(NamedTuple):
     channel: Channel
     op: str
-    root: int  # or peer
-    waits: bool  # for its end, at once
+    root: int  # the root, or the other rank of a message
+    waits: bool  # whether the next step of the thread waits for the end of the operation
     limit: float = NEVER
 
 
 class Wait(NamedTuple):
-    begun: int  # which of this thread's operations, from 0
+    begun: int  # the operation's place among those that this thread has started, from 0
 
 
 class Sleep(NamedTuple): ...
@@ -60,23 +63,25 @@ class Join(NamedTuple): ...
 
 
 class Rest(NamedTuple):
-    """The main thread waits for a lock that nobody lets go."""
+    """The main thread waits for a lock that is never released."""
 
 
 Step = Begin | Wait | Sleep | Start | Join | Rest
-Program = list[list[list[Step]]]  # for each rank those of its main thread, and of another, which may be empty
+Program = list[list[list[Step]]]  # for each rank the steps of its main and its second thread (may be empty)
 
 
 def random_program(draw: random.Random) -> Program:
-    """Mostly what fits together, with some steps moved or lost: of others hardly one would end."""
+    """A program whose operations mostly match, with some steps moved or removed. If all steps were random,
+    hardly any program would end.
+    """
     n = draw.choice([2, 2, 3, 3, 4])
     world = tuple(range(n))
-    of_group = {}  # each has one operation: else most programs would disagree before they stand
-    from_anybody = {}  # (target, tag) -> whether it takes such messages from anybody
+    of_group = {}  # group -> its only collective; with several, ranks would disagree before they are blocked
+    from_anybody = {}  # (target, tag) -> whether the target receives these messages from any rank
     ranks: list[list[list[Step]]] = [[[], []] for _ in world]
     threaded = draw.random() < 0.5
     for _ in range(draw.randint(1, 5 if n < 4 else 3)):
-        aside = threaded and draw.random() < 0.4  # the one side, or both, in the other thread
+        aside = threaded and draw.random() < 0.4  # some ranks do it in their second thread
         where = {r: aside and draw.random() < 0.7 for r in world}
         name = " aside" if aside else ""
         if draw.random() < 0.5:
@@ -94,7 +99,7 @@ def random_program(draw: random.Random) -> Program:
             peer = root if op else target if its.kind == "send" else source
             limit = SHORT if draw.random() < 0.04 else NEVER
             begin = Begin(its, op or its.kind, peer, draw.random() < 0.6, limit)
-            # All of one channel in one thread, so that its operations have one order.
+            # One thread of a rank has all operations of a channel, so that these have one order.
             other = any(isinstance(s, Begin) and s.channel == its for s in ranks[rank][1])
             main = any(isinstance(s, Begin) and s.channel == its for s in ranks[rank][0])
             ranks[rank][other or (where[rank] and not main)].append(begin)
@@ -112,7 +117,7 @@ def random_program(draw: random.Random) -> Program:
 
 
 def _with_waits(steps: list[Step], draw: random.Random) -> list[Step]:
-    """What is not waited for at once is waited for later: at the latest at the end, as a call does."""
+    """Add a wait for each operation that does not wait at once: somewhere later, or at the end of the thread."""
     out: list[Step] = []
     begun: list[int] = []
     number = -1
@@ -142,7 +147,9 @@ def _with_threads(main: list[Step], other: list[Step], draw: random.Random) -> l
 
 
 class Moment(NamedTuple):
-    """What a thread has begun by then, and what it is in: nothing, or not seen, where `waiting` is None."""
+    """What a thread has started so far, and what it waits for. If `waiting` is None, it does not wait, or
+    waits for something that the recorder does not know.
+    """
 
     begun: dict[Channel, Begun]
     begins: tuple[Operation, ...] = ()
@@ -152,7 +159,7 @@ class Moment(NamedTuple):
 
 
 def moments(me: int, steps: list[Step]) -> list[Moment]:
-    """One thread's program as a row of moments."""
+    """The moments through which a thread of rank `me` passes."""
     moves, begun, out = Moves(), [], []
 
     def note(waiting: Waiting | None = None, joins: bool = False, rests: bool = False) -> None:
@@ -189,15 +196,16 @@ def moments(me: int, steps: list[Step]) -> list[Moment]:
 
 
 class Model:
-    """All interleavings of a program. A state says how many moments each thread has passed; then how many
-    messages each receive from anybody has taken of whom, by `takes`.
+    """All interleavings of a program. A state has the number of moments that each thread has passed. After
+    these it has, at the places of `takes`, the number of messages that receives from any rank took from each
+    source.
     """
 
     def __init__(self, program: Program):
         self.n = len(program)
         self.threads = [moments(r, steps) for r, threads in enumerate(program) for steps in threads]
         self.end = tuple(len(thread) - 1 for thread in self.threads)
-        # The moment from which a rank's other thread runs.
+        # For each rank, the moment of its main thread at which its second thread starts.
         self.starts = [self._at(r, steps) for r, (steps, _) in enumerate(program)]
         received = {c: None for thread in self.threads for c in thread[-1].begun if c.kind == "recv_any"}
         pairs = [(c, source) for c in received for source in c.members if source != c.target]
@@ -210,23 +218,23 @@ class Model:
         return len(moments(me, steps[:before]))
 
     def _runs(self, thread: int, state: tuple[int, ...]) -> bool:
-        """Whether it has been started, and has not ended."""
+        """Whether the thread has been started, and has not ended."""
         is_started = not thread % 2 or state[thread - 1] >= self.starts[thread // 2]
         return is_started and state[thread] < self.end[thread]
 
     def steps(self, state: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """What may come next."""
+        """The states that may follow this state."""
         threads = [t for t in self.all if self._runs(t, state) and self._may_leave(t, state)]
         taken = [i for (channel, source), i in self.takes.items() if self._may_take(channel, source, state)]
         return [(*state[:i], state[i] + 1, *state[i + 1 :]) for i in threads + taken]
 
     @property
     def all(self) -> range:
-        """The places of the threads in a state."""
+        """The threads' places in a state."""
         return range(len(self.threads))
 
     def _taken(self, channel: Channel, state: tuple[int, ...]) -> int:
-        """How many messages a channel of receives from anybody has taken."""
+        """The number of messages that a channel of receives from any rank has taken."""
         return sum(state[i] for (its, _), i in self.takes.items() if its == channel)
 
     def _may_take(self, channel: Channel, source: int, state: tuple[int, ...]) -> bool:
@@ -248,7 +256,7 @@ class Model:
         return ChainMap(*(self.threads[t][state[t]].begun for t in (2 * rank, 2 * rank + 1)))
 
     def look(self, rank: int, state: tuple[int, ...]) -> Look:
-        """As a rank would be seen: its main thread, and whether there is another."""
+        """What the recorder would report of the rank: its main thread, and whether a second thread runs."""
         main, other = 2 * rank, 2 * rank + 1
         ended = state[main] == self.end[main]
         stands = None if ended else self.threads[main][state[main]].waiting
@@ -263,14 +271,16 @@ class Model:
         return Look(0, seen, ended, dict(self._begun(rank, state)), open_, why)
 
     def _open(self, rank: int, state: tuple[int, ...], stands: Waiting | None) -> tuple[Operation, ...]:
-        """What the rank's main thread has begun and does not wait for now, which has not ended."""
+        """The operations that the main thread has started, does not wait for now, and that have not ended."""
         before = self.threads[2 * rank][: state[2 * rank] + 1]
         begun = {o[:2]: o for moment in before for o in moment.begins}
         waited = stands.operations[0][:2] if stands else None
         return tuple(o for key, o in begun.items() if key != waited and not self._has_ended(o, state))
 
     def _has_ended(self, operation: Operation, state: tuple[int, ...]) -> bool:
-        """Whether all have come, or a limit may be over; of a receive from anybody, whether it has taken."""
+        """Whether all ranks that the operation needs have started it. A receive from any rank has ended if
+        its channel has taken enough messages.
+        """
         channel = operation.channel
         if channel.kind == "recv_any":
             return self._taken(channel, state) >= operation.number
@@ -281,7 +291,9 @@ class Model:
         return all(count >= operation.number for count in counts)
 
     def _as_seen(self, rank: int, waiting: Waiting, state: tuple[int, ...]) -> Waiting:
-        """With what is known of a receive from anybody: nothing where others were begun and may be open."""
+        """The wait with the number of messages that receives from any rank have taken, if the recorder knows
+        it. It does not know the number if earlier receives of the channel may not have ended.
+        """
         operations = []
         for operation in waiting.operations:
             if operation.channel.kind == "recv_any":
@@ -295,7 +307,7 @@ class Model:
         return prove([self.look(r, state) for r in range(self.n)])
 
     def reached(self) -> set[tuple[int, ...]]:
-        """Every state that some interleaving comes to."""
+        """Every state that some interleaving reaches."""
         seen, open_ = {self.start}, [self.start]
         while open_:
             new = set(self.steps(open_.pop())) - seen
@@ -305,7 +317,7 @@ class Model:
 
 
 def check(program: Program) -> bool:
-    """Whether the program always ends. Raises AssertionError where the proof is wrong."""
+    """Whether the program always ends. Raises AssertionError if the proof is wrong in some state."""
     model = Model(program)
     proven, always = cache(model.proven), True
     for state in model.reached():
@@ -313,7 +325,7 @@ def check(program: Program) -> bool:
         ends = not any(model._runs(t, state) for t in model.all)
         looks = [model.look(r, state) for r in range(model.n)]
         if not (proof or nexts or ends) and all((k.stands or k.ended) and not k.why for k in looks):
-            # A send may be taken by who receives from anybody, as far as is seen.
+            # As far as the recorder knows, a receive from any rank might take a send: no proof is possible.
             channels = [
                 o.channel for look in looks for o in (look.stands or Waiting(())).operations + look.open
             ]
@@ -329,7 +341,7 @@ def check(program: Program) -> bool:
 
 
 def can_run(program: Program) -> bool:
-    """Whether `run` has all of it, and it is proven where it cannot end."""
+    """Whether `run` can run the whole program, and a hang of it would be proven."""
     steps = [step for threads in program for steps in threads for step in steps]
     begun = [step for step in steps if isinstance(step, Begin)]
     if any(step.limit < NEVER for step in begun) or any(isinstance(step, (Start, Rest)) for step in steps):
@@ -338,7 +350,7 @@ def can_run(program: Program) -> bool:
 
 
 def run(program: Program) -> None:
-    """On a rank: its part of the program."""
+    """Run this rank's part of the program."""
     import torch
     import torch.distributed as dist
 
@@ -378,7 +390,9 @@ def run(program: Program) -> None:
 
 
 def on_ranks(programs: Iterable[Program]) -> list[float]:
-    """Run them on real ranks. Seconds from the last movement to the message, of each that cannot end."""
+    """Run programs on real ranks. Returns, for each that hangs, the seconds from the last start of an
+    operation to the error.
+    """
     from helpers.ranks.failure import RankError
     from helpers.ranks.world import World
 

@@ -1,4 +1,4 @@
-"""Counting somebody's own job: as a library inside ranks, and a script under torchrun."""
+"""Counting a reader's own job: `counting()` inside ranks, and `three_axes count` on a script under torchrun."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def test_steps_end_with_the_optimizer(world):
     number, further, same, after, told, trace = world.run(steps)[0]
     assert (number, further, same, after) == (5, 3, True, ["barrier"])
     rows = {row["collective"]: row for row in told["ranks"][2]["each"]}
-    assert rows["all_reduce"]["calls"] == 1 and rows["broadcast"]["calls"] > 0  # what follows inside the step
+    assert rows["all_reduce"]["calls"] == 1 and rows["broadcast"]["calls"] > 0  # called later in the step
     assert json.loads(json.dumps(told)) == told
     check_format(trace, 4)
     names = {(e["pid"], e["name"]) for e in trace["traceEvents"]}
@@ -120,7 +120,7 @@ def test_a_timeline_can_be_saved(world, tmp_path):
     trace = json.loads((tmp_path / "step.json").read_text())
     check_format(trace, 4)
     sent = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["name"] == "all_reduce"]
-    assert len(sent) == 8 and len({e["tid"] % 1000 for e in sent}) == 2  # two at once are on two rows
+    assert len(sent) == 8 and len({e["tid"] % 1000 for e in sent}) == 2  # two spans at once need two rows
 
 
 def test_what_a_rank_keeps_and_counts():
@@ -145,7 +145,7 @@ def test_what_a_rank_keeps_and_counts():
 
 
 def check_format(trace: dict, ranks: int) -> None:
-    """The Trace Event Format, as far as we write it; and on no row does a span overlap another half."""
+    """Check that a trace has the Trace Event Format. On one row, two spans are nested or do not overlap."""
     rows: dict[tuple[int, int], list] = {}
     for event in json.loads(json.dumps(trace))["traceEvents"]:
         assert event["ph"] in "XMC" and isinstance(event["pid"], int) and event["name"]
@@ -158,7 +158,7 @@ def check_format(trace: dict, ranks: int) -> None:
             assert event["ts"] >= 0 and all(value >= 0 for value in event["args"].values())
     named = {(e["pid"], e["tid"]) for e in trace["traceEvents"] if e["name"] == "thread_name"}
     assert set(rows) <= named and {pid for pid, _ in named} == set(range(ranks))
-    threads = [tid for _, tid in named]  # Perfetto joins rows whose numbers are a process's, or 0
+    threads = [tid for _, tid in named]  # Perfetto merges a row whose number is 0 or that of a process
     assert len(set(threads)) == len(threads) and not set(threads) & {pid for pid, _ in named}
     for spans in rows.values():
         open_ = []
@@ -219,7 +219,7 @@ def test_a_script_is_counted_unchanged(tmp_path):
     assert first["pp", "send"]["payload"] == 4 * 32 * 4 and last["dp", "all_gather"]["ranks"] == [2, 3]
     if (sent := told["ranks"][0]["wire"]) is not None:
         must = sum(row["must_send"] for row in told["ranks"][0]["total"])
-        assert must < sent < 3 * must + 50_000  # gloo's reduce-scatter sends twice; each message has a head
+        assert must < sent < 3 * must + 50_000  # gloo's reduce-scatter sends twice; messages have headers
     check_format(json.loads((tmp_path / "step.json").read_text()), 4)
 
 
@@ -244,7 +244,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_ranks_that_a_script_spawns_itself_are_not_said_to_have_called_nothing(tmp_path):
     (tmp_path / "spawns.py").write_text(SPAWNS)
-    # A Python of its own: what it spawns looks for its script there.
+    # The script runs in its own Python, because a spawned process imports the main script of its parent.
     command = [sys.executable, "-m", "three_axes", "count", "spawns.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0 and "rank 0 is here" in done.stdout and "rank 1 is here" in done.stdout
@@ -317,7 +317,7 @@ def test_of_who_ends_before_it_is_looked_at_the_end_is_known(tmp_path):
 
 
 def test_where_a_rank_is_that_began_one_collective_and_left_it(tmp_path):
-    """Its box has the line where it began that, not where it is."""
+    """The report has the line where the rank is now, not the line where it called its last collective."""
     (tmp_path / "polls.py").write_text(
         "import time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
         "dist.all_reduce(torch.ones(3))\n"
@@ -331,7 +331,9 @@ def test_where_a_rank_is_that_began_one_collective_and_left_it(tmp_path):
 
 
 def test_who_is_freed_by_the_end_of_another_rank_is_left_alone(tmp_path):
-    """gloo raises where a connection closes, and this script goes on."""
+    """gloo raises on rank 0 when rank 1's connection closes, and the script continues. So `--watch --exit`
+    must not end the job.
+    """
     (tmp_path / "goes_on.py").write_text(
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
         "if dist.get_rank() == 0:\n"
@@ -343,7 +345,7 @@ def test_who_is_freed_by_the_end_of_another_rank_is_left_alone(tmp_path):
 
 
 def test_who_skips_a_collective_is_named_before_the_tracebacks(tmp_path):
-    """gloo aborts the process of the rank that brought less: nobody can ask it then."""
+    """gloo aborts the process of the rank that brought fewer bytes, so `--watch` must report before that."""
     (tmp_path / "skips.py").write_text(
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
         "def tower(): dist.all_reduce(torch.ones(2000))\n"
@@ -381,7 +383,7 @@ def test_places_are_told_once_and_again_when_they_change_or_after_a_minute(monke
     watched.stop()
 
     def stays(seconds: int, moves: int, line: int) -> int:
-        """How many notes there are after a rank has been so long in a line."""
+        """The number of notes so far, after the rank has stayed `seconds` in `line`."""
         for beat in range(seconds):
             watched._judge([Told(beat, False, Look(moves), Line("train.py", line, "step"))])
             clock.now += 1
@@ -442,7 +444,7 @@ def test_what_had_not_ended_is_said():
 def test_of_ranks_that_shared_a_gpu_no_rank_is_said_to_wait():
     with counting() as traffic:
         pass
-    traffic.between_ranks()  # which gathers what there is
+    traffic.between_ranks()  # gathers the reports of all ranks
     tell = lambda rank, gpu: counter.RankReport(
         Report(rows=[CollectiveCount("send", "dp", waited=1.0 + rank)]), rank=rank, gpu=gpu
     )
@@ -484,11 +486,11 @@ def test_what_cannot_be_counted_is_said(tmp_path, arguments, sentence):
     assert sentence in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
-# -- predicted beside counted --------------------------------------------------------------------
+# -- predicted and counted -----------------------------------------------------------------------
 
 
 def as_predicted(job: Job, layout: Layout) -> list[CollectiveCount]:
-    """Rows such as a run would have that does exactly what theory says, on rank 0."""
+    """The rows that rank 0 would count if the job called exactly the collectives of the theory."""
     sent = lambda c: algorithmic_bytes(c.op, c.payload, layout.sizes[c.axis])
     return [
         CollectiveCount(c.op, c.axis, c.calls, c.payload, sent(c), types={"bfloat16"})
@@ -540,7 +542,7 @@ def test_wide_numbers_in_small_units_have_both_words():
 
 
 def units(rows, factor: float):
-    """The same bytes in so many times the calls."""
+    """Multiply the calls of each row, and keep its bytes."""
     for row in rows:
         row.calls = round(row.calls * factor)
     return rows
@@ -554,7 +556,9 @@ def more(rows, op: str, factor: float, types: str = "bfloat16"):
 
 
 def test_while_a_graph_is_captured_no_work_is_asked(monkeypatch):
-    """To ask a GPU how far it is would end the capture with an error."""
+    """While a CUDA graph is captured, no Work may be asked whether it has completed: that ends the capture
+    with an error.
+    """
     methods = dict(capture_begin=lambda self, pool: None, capture_end=lambda self: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (), methods))
     asked, is_completed = [], dist.Work.is_completed
@@ -562,7 +566,7 @@ def test_while_a_graph_is_captured_no_work_is_asked(monkeypatch):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
     def are_asked() -> bool:
-        """Whether any of two collectives is, by the time when the second begins."""
+        """Whether a Work is asked while two collectives begin."""
         asked.clear()
         works.extend(dist.all_reduce(torch.ones(3), async_op=True) for _ in range(2))
         return bool(asked)

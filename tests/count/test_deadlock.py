@@ -1,4 +1,4 @@
-"""The proof that ranks wait for each other for ever, from what they have begun; and on real ranks."""
+"""`prove` finds ranks that wait for each other for ever, from the operations that they have started."""
 
 import itertools
 import os
@@ -19,7 +19,7 @@ from three_axes.count.deadlock import prove
 from three_axes.count.moves import KEPT_FIRST, KEPT_LAST, Channel, Look, Moves, Operation, Waiting
 from three_axes.paper.collectives import needs
 
-PROGRAMS = int(os.environ.get("THREE_AXES_PROGRAMS", 100))  # random ones, of which every state is looked at
+PROGRAMS = int(os.environ.get("THREE_AXES_PROGRAMS", 100))  # random programs to check
 ALL = Channel("collective", "world", (0, 1, 2))
 PAIR = Channel("collective", "of two", (0, 1))
 
@@ -29,7 +29,9 @@ def message(kind, source, target, tag=0):
 
 
 def rank(*begun, stands=None, needs=(), every=True, brought="all_reduce of float32[3]"):
-    """A rank that has begun these, and stands in some of them."""
+    """The state of a rank that has started operations on the channels `begun`. It waits for those at the
+    places `stands`, for all of them or (`every` false) for any.
+    """
     moves = Moves()
     operations = [Operation(channel, moves.begin(channel, brought), needs) for channel in begun]
     waits = None if stands is None else Waiting(tuple(operations[i] for i in stands), every)
@@ -186,7 +188,7 @@ def test_random_programs_on_ranks():
 
 
 def without(op: str, root: int, missing: int) -> None:
-    """A collective that one rank does not call."""
+    """Call a collective on all ranks but `missing`."""
     me, n = dist.get_rank(), dist.get_world_size()
     x, parts = torch.ones(100), [torch.empty(100) for _ in range(n)]
     calls = {
@@ -243,7 +245,7 @@ def sent_by_nobody():
         dist.irecv(torch.ones(3), 1)
         dist.barrier()
     else:
-        time.sleep(1)  # longer than a proof takes
+        time.sleep(1)  # a proof takes less
         dist.barrier()
 
 
@@ -254,7 +256,9 @@ def called_by_one():
 
 @pytest.mark.parametrize("fn", [received_by_nobody, sent_by_nobody, called_by_one])
 def test_what_nobody_waits_for_stops_nobody(world, fn, capsys):
-    """In PyTorch alone such a program ends."""
+    """A program ends although one of its operations can never end, if no rank waits for that operation. It
+    also ends in PyTorch alone.
+    """
 
     def run():
         fn()
@@ -282,7 +286,7 @@ def test_it_hides_no_hang(world):
 
 
 def begins_late():
-    """Rank 1 brings what the others will not bring next, and is slow to begin the next call."""
+    """Rank 1 begins the next call 1 s later than the others. Until then its last collective is of this call."""
     for _ in range(2):
         dist.all_reduce(torch.ones(3))
     if dist.get_rank() == 1:

@@ -1,4 +1,5 @@
-"""The meter: payload exact, the wire as gloo is known to use it, every issuer of collectives seen."""
+"""The meter counts the payload exactly, and on the wire the bytes that gloo is known to send. It counts
+collectives from every caller: user code, DDP, FSDP, DTensor."""
 
 import sys
 import time
@@ -38,7 +39,7 @@ def sized(request):
 
 
 def issue(op: str, elements: int) -> None:
-    """One collective whose whole tensor has `elements` float32 elements."""
+    """Call a collective whose whole tensor has `elements` float32 elements."""
     n, me = dist.get_world_size(), dist.get_rank()
     whole, part = torch.ones(elements), torch.ones(elements // n)
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -94,7 +95,9 @@ def test_the_list_forms_count_alike(world):
         for form, result in ((dist.reduce_scatter, part), (dist.all_to_all, copies)):
             try:
                 form(result, parts)
-            except RuntimeError as e:  # gloo learnt these late; they are counted when they are asked for
+            except (
+                RuntimeError
+            ) as e:  # Older versions of gloo do not have these, but a call of them is counted
                 assert "does not support" in str(e)
 
     world.run(lists)
@@ -123,7 +126,9 @@ def test_it_sees_ddp_functional_collectives_and_meshes(world, backward_of):
 
 
 def test_a_sparse_gradient_counts_with_its_places(world):
-    """Each rank has two rows of 4 numbers, at one place each, and gathers what the other three have."""
+    """Each rank has two rows of 4 numbers and the index of each row, and gathers those of the other three
+    ranks.
+    """
 
     def sparse():
         rows = torch.sparse_coo_tensor([[0, dist.get_rank()]], torch.ones(2, 4), (10, 4))
@@ -161,7 +166,7 @@ def test_fsdp_and_tensor_parallel_are_seen(world):
     rows = {(r.op, r.axis): (r.calls, r.payload) for r in world.traffic.ranks[1]}
     assert rows["reduce_scatter", "dp"] == (1, 64 * 64 * 4)
     assert rows["all_gather", "dp"][1] == rows["all_gather", "dp"][0] * 64 * 64 * 4
-    assert rows["all_reduce", "tp"] == (1, 2 * 8 * 4)  # both meshes use the one group of all ranks
+    assert rows["all_reduce", "tp"] == (1, 2 * 8 * 4)  # both meshes use the same group of all ranks
 
 
 @pytest.mark.parametrize("op", ["barrier", "all_reduce"])
@@ -214,7 +219,8 @@ def test_a_world_formed_anew_inside_a_call_is_counted(world, tmp_path):
 
 
 def test_two_ranks_may_have_the_same_port():
-    """The system gives a port twice if the other ends differ: here rank 0 and rank 2 both call from 50000."""
+    """The system may give two connections the same port if they connect to different ones. Here ranks 0 and 2
+    both connect from port 50000."""
     reports = [
         Report(wire={(50000, 4001): 10}),
         Report(wire={(4001, 50000): 20, (4001, 50007): 30}),
@@ -227,7 +233,9 @@ def test_two_ranks_may_have_the_same_port():
 @linux
 def test_overlapping_kinds_are_not_told_apart_but_the_total_is_known(world):
     def overlap():
-        time.sleep(0.3 if dist.get_rank() == 3 else 0)  # none of the three can end before all are issued
+        time.sleep(
+            0.3 if dist.get_rank() == 3 else 0
+        )  # none of the three can end before all three are called
         a = dist.all_reduce(torch.ones(S), async_op=True)
         b = dist.all_reduce(torch.ones(S), async_op=True)
         c = dist.broadcast(torch.ones(S), 0, async_op=True)
@@ -294,7 +302,7 @@ def test_memory_by_kind():
     model = torch.nn.Sequential(
         torch.nn.Linear(100, 50, bias=False), torch.nn.ReLU(), torch.nn.Linear(50, 10, bias=False)
     )
-    model[2].also = model[2].weight  # seen twice, held once
+    model[2].also = model[2].weight  # one tensor under two names
     optimizer = torch.optim.AdamW(model.parameters())
     with memory.saved_activations(model) as held:
         loss = model(torch.ones(8, 100)).sum()

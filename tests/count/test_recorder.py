@@ -1,4 +1,6 @@
-"""The recorder without ranks: it is told by hand what the interposer tells, so every number is known."""
+"""The recorder without ranks: the tests make the calls that the interposer would make, so every number is
+known.
+"""
 
 import ctypes
 import json
@@ -19,12 +21,12 @@ from three_axes.count.meter import Recorder
 from three_axes.count.moves import Channel, Operation, Waiting
 from three_axes.count.operators import InBatch, must_send
 
-# A recorder remembers weakly whose connections it has seen.
+# A class of its own, because the recorder keeps weak references to groups.
 GROUP = type("Group", (), {"group_name": "of two"})()
 
 
 class Work:
-    """A collective under way, until `done`."""
+    """A collective that has not ended until `done`."""
 
     def __init__(self, done: bool = False):
         self.done = done
@@ -37,7 +39,9 @@ class Work:
 
 
 class Wire:
-    """What the operating system would say: `sent` now, `hidden` once somebody has looked for connections."""
+    """The bytes that the operating system would report. `sent` are those of the known connections; `hidden`
+    are added when `refresh` looks for new connections.
+    """
 
     def __init__(self):
         self.sent, self.hidden = {"first": 7}, {}
@@ -57,7 +61,7 @@ class Wire:
 
 @pytest.fixture
 def told(monkeypatch):
-    """What the recorder hears of: a clock to set, an interposer that installs nothing."""
+    """The surroundings of the recorder: a clock that the test sets, and an interposer that installs nothing."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     nothing = lambda one: None
     interposer = SimpleNamespace(add=nothing, remove=nothing, fabric=None, inside=False, wait_for=Work.wait)
@@ -88,7 +92,7 @@ def call(op="all_reduce", axis="dp", root=None, first=(100,), device="cpu", **si
 
 
 def issue(recorder, call, work=None, sends=0):
-    """A collective from its begin on: `sends` bytes go out meanwhile."""
+    """Start a collective, during which `sends` bytes leave the rank. Returns its Work."""
     work = work or Work()
     recorder.begins(call)
     recorder.begun(call, work)
@@ -142,7 +146,7 @@ def test_the_greeting_of_a_group_is_no_collectives(told):
 
 
 def test_what_moves_past_the_operating_system_is_not_known(told):
-    told.interposer.fabric = SimpleNamespace(late=9)  # what ended too late on an emulated network is told too
+    told.interposer.fabric = SimpleNamespace(late=9)  # operations that ended too late on an emulated network
     recorder = Recorder()
     assert told.interposer.fabric.late == 0
     told.interposer.fabric.late = 3
@@ -202,12 +206,12 @@ def test_a_tensor_may_be_waited_for_after_its_collective_has_ended(told):
     early, late, never = (call(first=(n,)) for n in (1, 2, 3))
     for one in (early, late, never):
         one.gives = torch.ones(1)
-        issue(recorder, one, Work(done=True))  # before the next begins, so that it is seen to have ended
+        issue(recorder, one, Work(done=True))  # ends before the next begins
     for tensor in (never.gives, late.gives, other, late.gives):
         recorder.waits(tensor)
         recorder.waited_for_tensor(0.0)
     assert recorder.not_waited() == 1
-    early.gives = None  # its memory is used again, by a collective that nobody waits for
+    early.gives = None  # its memory is reused by a collective that is never waited for
     recorder._ended_tensors = {meter._piece(other)}
     again = call()
     again.gives = other
@@ -233,7 +237,7 @@ def test_what_is_not_known_of_the_wire_is_never_0(told):
     work.done = True
     assert [row.wire for row in recorder.counted_so_far()] == [10]
     issue(recorder, call(backward=1), sends=7)
-    recorder.waited_for_ddp(0.0, 2)  # another thread's
+    recorder.waited_for_ddp(0.0, 2)  # a wait of another thread
     assert not recorder.calm()
     recorder.waited_for_ddp(0.0, 1)
     assert [row.wire for row in recorder.counted_so_far()] == [17], "its Work is a moment late"
@@ -255,7 +259,7 @@ def test_it_stands_in_what_it_waits_for(told, monkeypatch):
         (torch.ones(1), [1, 3], False),
         (None, [1, 3], False),
         (given, [3], True),
-        (None, [1], False),  # who waited for what it gives waited for it, whatever its Work says
+        (None, [1], False),  # a wait for a result is a wait for its collective, even if its Work is not done
     ):
         recorder.waits(awaited)
         seen = recorder.moves.look().stands
@@ -286,7 +290,9 @@ def sleeping_thread_of_c() -> None:
 
 
 def test_what_was_there_before_the_first_line_forbids_no_proof(told):
-    """Threads of Python's and of C's, the latter with the process's name."""
+    """A thread that exists before the recorder starts does not prevent a proof: neither a Python thread nor a
+    native thread that has the process's name.
+    """
     over = threading.Event()
     python = threading.Thread(target=over.wait)
     python.start(), sleeping_thread_of_c()
@@ -386,7 +392,7 @@ def test_what_each_brought_is_remembered_up_to_a_number(told):
     assert first == {message: ["100 float32"], of_all: brought}
     for _ in range(moves.KEPT_FIRST):
         issue(recorder, call())
-    recorder.start()  # as `count_from_here` does, on each rank at another moment
+    recorder.start()  # `count_from_here` does so, at another moment on each rank
     begun = recorder.moves.begun[of_all]
     assert (begun.count, len(begun.first)) == (moves.KEPT_FIRST + 3, moves.KEPT_FIRST)
     assert begun.brought(2) == "all_to_all" and begun.brought(203) == "all_reduce of float32[100]"
@@ -403,7 +409,7 @@ def test_the_box_has_the_last_collective_after_the_process(told):
         assert recorder.pending()["op"] == "all_reduce"
         work.done = True
         assert recorder.pending() is None
-        told.interposer.inside = True  # some backends hold the caller until it has ended
+        told.interposer.inside = True  # some backends return only after the collective has ended
         assert recorder.pending()["op"] == "all_reduce"
         issue(recorder, call("recv", "pp", root=1, first=(2, 50)))
         text = file.read()
@@ -417,7 +423,7 @@ def test_the_box_has_the_last_collective_after_the_process(told):
         assert last == expected | {"dtype": "float32"} | beside
         issue(recorder, call("broadcast", root=1))
         assert recorder.last["needs"] == [4, 5]
-        issue(recorder, call("recv"))  # from anyone
+        issue(recorder, call("recv"))  # from any rank
         assert recorder.last["needs"] == [4, 5] and recorder.last["number"] == 4
         issue(recorder, call("barrier"))
         assert recorder.last["shape"] is None is recorder.last["dtype"]

@@ -1,5 +1,5 @@
-"""Programs that end by themselves are never called hung, whatever helps them; those that hang are proven to,
-whatever is idle beside them.
+"""A program that ends by itself is never called a hang, whatever ends its waits. A program that hangs is
+proven to hang, even if something idle runs beside it.
 """
 
 import cloudpickle
@@ -25,7 +25,7 @@ def test_what_ends_by_itself_is_never_called_hung(world, name, tmp_path):
 
 @pytest.fixture(scope="module")
 def alone():
-    """A world in which no program of ENDS has run: a thread that one left would forbid a proof, rightly."""
+    """A world in which no program of ENDS has run. A thread that such a program left would prevent a proof."""
     with World(4) as made:
         yield made
 

@@ -1,4 +1,6 @@
-"""Spans on one clock, activations as they come and go, and the pictures and explorers made of them."""
+"""Spans of all ranks on one clock, activations that are kept and freed, and the pictures and explorers of
+both.
+"""
 
 import time
 
@@ -33,9 +35,9 @@ def test_spans_waits_and_one_clock(world):
     t = world.timeline
     assert [[s.kind for s in row][0] for row in t.rows] == ["F"] * 4
     assert t.seconds(0, "wait") > 0.09 and t.seconds(0, "wait") > t.seconds(3, "wait")
-    # Who comes last may wait too short a time for a span in its row; its stream has the sum all the same.
+    # The last rank may wait too short a time for a span in its row, but its stream has the all-reduce.
     came, left = [row[-1].start for row in t.streams], [row[-1].end for row in t.streams]
-    assert max(came) < min(left)  # one clock: nobody left the sum before the last had come
+    assert max(came) < min(left)  # one clock: no rank left the all-reduce before the last rank called it
     assert "rank 0: F0" in repr(t)
 
 
@@ -46,7 +48,7 @@ def test_in_flight_is_exact_and_a_step_no_shorter_than_on_paper(world, make, m):
     t = d07.on_ranks(world, schedule, unit, again=False)
     paper = simulate(schedule)
     assert [t.in_flight(r) for r in range(4)] == [paper.in_flight(r) for r in range(4)]
-    one = 1 * 1 * 256 * 4  # bytes of one microbatch's activation; an inner stage keeps nothing else
+    one = 1 * 1 * 256 * 4  # bytes of a microbatch's activation; an inner stage keeps only these
     assert [t.peak(r) / one for r in (0, 1, 2)] == [paper.in_flight(r) for r in (0, 1, 2)]
     assert t.makespan > 0.999 * unit * paper.makespan
 
