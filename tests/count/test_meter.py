@@ -95,9 +95,7 @@ def test_the_list_forms_count_alike(world):
         for form, result in ((dist.reduce_scatter, part), (dist.all_to_all, copies)):
             try:
                 form(result, parts)
-            except (
-                RuntimeError
-            ) as e:  # Older versions of gloo do not have these, but a call of them is counted
+            except RuntimeError as e:  # older versions of gloo lack both; calls are counted
                 assert "does not support" in str(e)
 
     world.run(lists)

@@ -1,4 +1,6 @@
-"""What jobs are made of: programs, of which each job is one or an edit, and what is used in them."""
+"""The jobs of test_copies.py. Each job is one of PROGRAMS or an edit of one; the classes and functions below
+are used in them.
+"""
 
 # ruff: noqa: F401  rows of jobs.csv use what is imported
 
@@ -94,20 +96,20 @@ for step in range(6):
 
 
 class Job(NamedTuple):
-    """verdict: right, noted or wrong. says: what `verify` must print. text: the job's lines."""
+    """A training job. verdict: right, noted or wrong. says: words that `verify` must print. text: its source."""
 
     verdict: str
     says: list[str]
     text: str
 
     def run(self, names: dict) -> None:
-        """On a rank: what the job makes is kept in `names`, until the caller lets go of it."""
+        """Run the job on a rank. `names` gets the job's variables and keeps them alive."""
         names |= globals() | dict(rank=dist.get_rank(), size=dist.get_world_size())
         exec(compile(self.text, "job.py", "exec"), names)
 
 
 def jobs() -> dict[str, Job]:
-    """The rows of jobs.csv by name, each an edit of a program or of an earlier row."""
+    """Name -> job, for each row of jobs.csv. A row is an edit of a program or of an earlier row."""
     made, texts = {}, dict(PROGRAMS)
     for row in csv.DictReader(Path(__file__).with_name("jobs.csv").open(encoding="utf-8")):
         text = texts[row["of"]]
@@ -132,13 +134,13 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def rows(step: int, rank: int | None = None, n: int = 4) -> torch.Tensor:
-    """(n, WIDE) numbers of a step: other ones on each rank."""
+    """Random numbers (n, WIDE) that depend on the step and on the rank."""
     rank = dist.get_rank() if rank is None else rank
     return torch.randn(n, WIDE, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
 def batches(seed: int = 0):
-    """The same, of a loader."""
+    """An iterator over batches (2, WIDE) of a loader, which differ between ranks."""
     data = TensorDataset(torch.randn(48, WIDE, generator=torch.Generator().manual_seed(0)))
     sampler = DistributedSampler(data, seed=seed)
     sampler.set_epoch(3)
@@ -152,13 +154,13 @@ def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def mean(tensor: torch.Tensor, group=None) -> None:
-    """In place, over the ranks of a group."""
+    """Replace a tensor by its mean over the ranks of a group."""
     dist.all_reduce(tensor, group=group)
     tensor /= dist.get_world_size(group)
 
 
 def average(model: nn.Module, group=None, but: str = "nothing") -> None:
-    """Average the gradients over a group, one by one, but for those whose name begins so."""
+    """Average the gradients over a group, one by one, except those whose name begins with `but`."""
     for name, p in model.named_parameters():
         if p.grad is not None and not name.startswith(but):
             mean(p.grad, group)
@@ -169,14 +171,16 @@ def moving_average(model: nn.Module) -> AveragedModel:
 
 
 class Named(nn.Sequential):
-    """Takes its rows by keyword."""
+    """A model whose input is a keyword argument."""
 
     def forward(self, *, rows):
         return super().forward(rows)
 
 
 class Cut(nn.Module):
-    """Each rank takes its rows of the batch; where it `gathers`, it reads what others have made of theirs."""
+    """Each rank computes only its rows of the batch. If `gathers`, it also reads the results of the other
+    ranks.
+    """
 
     def __init__(self, *, gathers: bool = False):
         super().__init__()
@@ -191,7 +195,9 @@ class Cut(nn.Module):
 
 
 class Positions(nn.Module):
-    """Looks up positions before it reads its rows, so that its first layer gets the same on all ranks."""
+    """The first layer embeds positions, so its input is the same on all ranks. The second layer reads the
+    rows.
+    """
 
     def __init__(self):
         super().__init__()
@@ -218,7 +224,7 @@ class Lora(nn.Module):
 
 
 class Owned(torch.optim.Optimizer):
-    """Each parameter is one rank's to update; all hold a momentum, the owner's alone is used."""
+    """One rank owns each parameter and updates it. All ranks hold a momentum, but only the owner's is used."""
 
     def __init__(self, parameters, lr=0.01):
         super().__init__(parameters, dict(lr=lr))
@@ -235,7 +241,7 @@ class Owned(torch.optim.Optimizer):
 
 
 class Split(nn.Module):
-    """A block of Megatron's: x + rows(gelu(columns(norm(x)))), columns and rows over tp."""
+    """A Megatron block, x + rows(gelu(columns(norm(x)))). tp splits the columns and the rows."""
 
     def __init__(self, group, *, scale: bool = False):
         super().__init__()
@@ -256,8 +262,8 @@ class Split(nn.Module):
 
 
 class Stage(nn.Module):
-    """One of two stages by hand; its layers have numbers of their own, or the whole model's. Where words are
-    `tied`, both stages hold them alike and other layers.
+    """One of two pipeline stages. If `own_numbers`, both stages number their layers from 0; otherwise the
+    numbers are those of the whole model. If `tied`, both stages hold equal words, and their layers differ.
     """
 
     def __init__(self, number: int, own_numbers: bool, tied: bool = False):
@@ -277,7 +283,7 @@ class Stage(nn.Module):
 
 
 def forward_and_backward(stage: Stage, x: torch.Tensor, pp) -> None:
-    """One batch through two stages, by sends and receives."""
+    """Run one batch through two stages by sends and receives."""
     if dist.get_rank(pp) == 0:
         out = stage(x)
         dist.send(out.detach(), group=pp, group_dst=1)
@@ -293,7 +299,9 @@ def forward_and_backward(stage: Stage, x: torch.Tensor, pp) -> None:
 
 
 class Slices(torch.optim.Optimizer):
-    """As nanochat's: gradients reduce-scattered, a slice of the state on each rank, weights gathered."""
+    """An optimizer as nanochat's. It reduce-scatters gradients, holds a slice of the state on each rank, and
+    gathers the weights.
+    """
 
     def __init__(self, parameters):
         super().__init__(parameters, dict(lr=0.01))
@@ -314,7 +322,9 @@ class Slices(torch.optim.Optimizer):
 
 
 class Experts(nn.Module):
-    """One expert a rank over ep; rows go to the next rank's expert and come back."""
+    """Each rank of ep holds one expert. A rank sends its rows to the next rank's expert and gets the results
+    back.
+    """
 
     def __init__(self, group, seed: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Right parallel code, and edits of it that train without a word and wrongly: data/silent has both."""
+"""Right parallel programs, and edits that make their training wrong without an error. data/silent has both."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from three_axes.verify import verify
 
 
 class Mutant(NamedTuple):
-    """program: a file of data/silent. edit: 'old => new', several with ' & '; ⏎ ends a line. layout: one on
-    which it is wrong. kinds, axes, parameter: a right answer has one of these causes, along these axes, and
-    a name like this ('' where no parameter is at fault). No kind: the cause is not found.
+    """An edit that makes a program wrong. program: a file of data/silent. edit: 'old => new', several joined
+    by ' & '; ⏎ ends a line. layout: a layout on which the edited program is wrong. kinds, axes, parameter: a
+    right report has one of these causes, along these axes, and a parameter that matches this pattern ('' if
+    no parameter is at fault). If kinds is empty, `verify` does not find the cause.
     """
 
     name: str
@@ -24,7 +25,7 @@ class Mutant(NamedTuple):
     edit: str
 
     def found_by(self, report) -> bool:
-        """Whether the parameter and the axis are right."""
+        """Whether the report names the right parameter and the right axis."""
         return any(self._names(found) and self._axes(found) for found in report.found)
 
     def explained_by(self, report) -> bool:
@@ -35,7 +36,9 @@ class Mutant(NamedTuple):
         return not self.parameter or any(fnmatch(name, self.parameter) for name in found.names)
 
     def _axes(self, found) -> bool:
-        """The layout has one axis of several ranks, so a cause without axes means that one."""
+        """Whether the axes of a cause are right. A cause without axes is right, because the layout has only
+        one axis of several ranks.
+        """
         return not found.cause.axes or set(found.cause.axes) == set(self.axes.split())
 
 
@@ -52,7 +55,7 @@ def mutants() -> list[Mutant]:
 
 
 def verified(name: str, edit: str, layouts: list[str], steps: int = 2, dtype=None):
-    """On ranks: what verify says of a program."""
+    """Run `verify` on ranks, on a program with an edit. Returns its reports."""
     names = b5.program(name, edit)
     types = {} if dtype is None else {"dtype": dtype}
     return verify(names["build"], names["step"], names["batch"](), layouts, steps=steps, **types)

@@ -1,5 +1,5 @@
-"""Copies on right jobs and on wrong ones, of many makes: none of the first is accused, each of the second is
-found. jobs.csv has the jobs, several of which run in one World; every rank runs a job under a watch.
+"""`verify` watches the copies in many kinds of jobs. It must accuse no right job and find each wrong one.
+jobs.csv has the jobs. Several jobs run in one World, one after the other.
 """
 
 import io
@@ -21,7 +21,9 @@ class Over(BaseException):
 
 
 def watched(job: jobs.Job, steps: int = 5) -> tuple[str, list[str]]:
-    """On ranks: what was printed of a job, and the names of what is wrong; of rank 0."""
+    """Run a job under `verify`'s watch, on each rank. Returns the printed text and the names of the tensors
+    that are wrong.
+    """
 
     def over():
         raise Over
@@ -39,7 +41,7 @@ def watched(job: jobs.Job, steps: int = 5) -> tuple[str, list[str]]:
                 watch.seen.conclude("job")
         finally:
             watch.stop()
-            names.clear()  # hooks and what they hold are not collected
+            names.clear()  # the garbage collector does not free hooks and the objects that they hold
     return printed.getvalue(), [drift.name for drift in watch.seen.copies.wrong] if watch.seen.copies else []
 
 

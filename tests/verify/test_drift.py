@@ -1,4 +1,4 @@
-"""Copies that were equal must stay so: what stands for a tensor, and somebody's script under torchrun."""
+"""Copies that were equal must stay equal: the marks that are compared, and a reader's script under torchrun."""
 
 import shutil
 import subprocess
@@ -33,8 +33,10 @@ dist.destroy_process_group()
 
 
 def verified(folder, program: str, edit: str, *arguments: str) -> subprocess.CompletedProcess:
-    """arguments: of verify, the script, its layout and its number of steps."""
-    shutil.rmtree(folder / "__pycache__", ignore_errors=True)  # of another model.py of the same second
+    """Run `three_axes verify` on the edited program. arguments: those of `verify`, then the script, its
+    layout and its number of steps.
+    """
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)  # of a model.py from the same second
     (folder / "train.py").write_text(SCRIPT)
     (folder / "model.py").write_text(b5.edited(program, edit))
     return forked.command("three_axes", "verify", *arguments, cwd=folder, ranks=4)
@@ -62,19 +64,21 @@ def test_which_copies_are_watched():
         **{"norm.weight": ones, "up.weight": [[5.0, 6.0], [0.0, 1.0]], "up.bias": ones, "words": same}
     )
     copies = Copies([rank0, rank1])
-    # A bias of ones beside a matrix that is cut may be cut as well; a norm's weight is nobody's shard.
+    # The bias has equal values on both ranks, but it may be a shard, because its matrix is one. The weight of
+    # a norm is never a shard.
     assert copies.groups == {"norm.weight": [[0, 1]], "words": [[0, 1]]}
     later = rank1 | marks(**{"norm.weight": [1.0, 1.5], "up.bias": [2.0, 1.0]})
     (drift,) = copies.look(3, [rank0, later])
     assert (drift.step, drift.name) == (3, "norm.weight") and set(drift.groups[0]) == {0, 1}
-    assert not copies.look(4, [rank0, later]) and copies.wrong == [drift]  # told once
+    assert not copies.look(4, [rank0, later]) and copies.wrong == [drift]  # reported once
     assert not copies.look(5, [rank0, rank1]) and not copies.wrong and copies.met == {"norm.weight": (3, 5)}
     with_state = [marks(**{"words": same, "exp_avg of words": [chance, 1.0]}) for chance in (0.0, 1.0)]
     assert not copies.look(6, with_state)
-    (drift,) = copies.wrong  # a rate of 0 lets what is wrong not show yet
+    (drift,) = copies.wrong  # the weight is still equal, as with a learning rate of 0
     assert drift.name == "exp_avg of words"
     moved = [one | marks(words=[1.0, 3.0]) for one in with_state]
-    assert not copies.look(7, moved) and not copies.wrong  # a state that parts and harms no weight is sharded
+    # A state that differs while the weights are equal is sharded, and not wrong.
+    assert not copies.look(7, moved) and not copies.wrong
     assert copies.watched()[1]["exp_avg of words"] == "sharded"
 
 

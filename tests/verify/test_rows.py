@@ -1,4 +1,6 @@
-"""What `verify` tries with the rows of a batch and with a norm's squares: mistakes that no sum explains."""
+"""`verify` finds mistakes that no scale or sum over an axis explains. It repeats the step with single rows of
+the batch, and recomputes a gradient norm from sums of squares.
+"""
 
 import math
 
@@ -18,7 +20,7 @@ ROWS, TOKENS, WORDS, WIDE = 8, 6, 16, 8
 
 
 class Tiny(nn.Module):
-    """(rows, tokens) -> (rows, tokens, words)."""
+    """A small model: (rows, tokens) -> (rows, tokens, words)."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +36,9 @@ class Tiny(nn.Module):
 
 
 def batch(rows: int = ROWS) -> list[torch.Tensor]:
-    """(tokens, targets, 1.0 where a token counts); the last rows are half padding."""
+    """[tokens, targets, counts]. counts is 1.0 for a token that counts and 0.0 for padding; half of the last
+    rows is padding.
+    """
     chance = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(WORDS, (2, rows, TOKENS), generator=chance)
     counts = torch.ones(rows, TOKENS)
@@ -43,7 +47,7 @@ def batch(rows: int = ROWS) -> list[torch.Tensor]:
 
 
 def mine(batch, mesh):
-    """This rank's rows, and a sum over all ranks."""
+    """This rank's rows, and a function that sums a tensor over all ranks."""
     if mesh is None:
         return batch, lambda tensor: tensor
     group = mesh.get_group()
@@ -56,14 +60,16 @@ def mine(batch, mesh):
 
 
 def losses(model, tokens, targets):
-    """(rows, tokens)"""
+    """The loss of each token, (rows, tokens)."""
     return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="none").view(
         targets.shape
     )
 
 
 def right(model, batch, mesh, *, pads: bool = False, of_means: bool = False):
-    """The mean of tokens that count. pads: rank 1 counts padding. of_means: a mean of the ranks' means."""
+    """A step whose loss is the mean over the tokens that count. pads: rank 1 counts padding too. of_means:
+    the loss is the mean of the ranks' means.
+    """
     (tokens, targets, counts), total = mine(batch, mesh)
     if pads and mesh is not None and mesh.get_local_rank() == 1:
         counts = torch.ones_like(counts)
@@ -76,7 +82,9 @@ def right(model, batch, mesh, *, pads: bool = False, of_means: bool = False):
 
 
 def accumulated(model, batch, mesh, *, refuses=lambda part: None):
-    """Two calls of half the batch. On a mesh gradients are halved behind each, so the first half's twice."""
+    """A step that calls the model twice, with half of the batch each. On a mesh it halves the gradients after
+    each backward, so those of the first half are halved twice.
+    """
     tokens, targets, _ = batch
     refuses(tokens)
     loss = 0.0
@@ -99,7 +107,7 @@ def checked(shared, step, rows: int = ROWS, **how):
 
 
 def test_a_mean_of_means_is_told_of_the_loss_as_well(shared):
-    """Ranks have 24 and 18 tokens of 42 that count."""
+    """The two ranks have 24 and 18 of the 42 tokens that count."""
     report, causes = checked(shared, right, of_means=True)
     said = "rows 1–4 0.875 times, rows 5–8 1.167 times what they should count: a mean of means"
     assert causes["loss"] == causes["gradients"] and said in causes["loss"].text, report
@@ -162,7 +170,7 @@ def test_squares_that_are_counted_once_for_each_rank(again, said):
 
 
 def test_in_coarse_numbers_no_squares_are_guessed():
-    """Among some dozens of sums of squares one is always as near as bfloat16 can tell."""
+    """Among some dozens of sums of squares, one always equals the norm within the rounding of bfloat16."""
     squares, mesh = sum(SQUARES.values()), Mesh({"tp": 2})
     norm = math.sqrt(squares + SQUARES["norm"])
     of = lambda tolerance: of_norms(

@@ -1,4 +1,4 @@
-"""`verify` on right programs and on edits: none of the first is accused, all of the second are found."""
+"""`verify` must accuse no right program, and find every edit of data/silent."""
 
 import pytest
 import silent

@@ -1,4 +1,4 @@
-"""`verify` on the real training: every layout is the model, and checkpoints fit other layouts."""
+"""`verify` on `helpers.train`: every layout equals the model, and checkpoints can be loaded in other layouts."""
 
 import random
 from contextlib import suppress
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from helpers.train import BY_NAME, Config, Trainer, batch_of, checkpoints, loss_of, read_text
 from three_axes.verify import verify
 
-# The rate hardly falls in so many steps.
+# With so many steps the learning rate hardly falls during the test.
 BASE = Config(hidden=32, heads=4, seq_len=16, batch=8, clip=0.5, warmup=0, steps=10**5, precision="float64")
 LAYOUTS = [
     dict(), dict(tp=2), dict(tp=4), dict(tp=2, sp=True), dict(tp=4, sp=True), dict(pp=2), dict(pp=4),
@@ -26,7 +26,7 @@ LAYOUTS = [
 
 
 class Later:
-    """Stands in a trainer for its optimizer, whose step is verify's to do."""
+    """Replaces the trainer's optimizer, because `verify` calls the optimizer's step itself."""
 
     def __init__(self, optimizer):
         self.param_groups = optimizer.param_groups
@@ -36,8 +36,8 @@ class Later:
 
 
 def checked(layout: dict, folder=None, seed: int = 0, **choice):
-    """On ranks: what verify says of a layout, begun from a checkpoint if there is a folder, some of whose
-    tensors are misplaced if there is a seed.
+    """Run `verify` on ranks, on a layout of the training. folder: training starts from this checkpoint. seed:
+    some tensors of the checkpoint are misplaced.
     """
     config, trainers = replace(BASE, **choice), {}
 
@@ -73,7 +73,7 @@ def checked(layout: dict, folder=None, seed: int = 0, **choice):
 
 
 def load(folder, model, optimizer, no_dist: bool) -> None:
-    """As `helpers.train` does, and on one rank alone."""
+    """Load a checkpoint as `helpers.train` does, also on a single rank (`no_dist`)."""
     state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer, options=BY_NAME)))
     dcp.load(state, checkpoint_id=folder, no_dist=no_dist)
     states = dict(model_state_dict=state["model"], optim_state_dict=state["optimizer"])
@@ -87,7 +87,7 @@ def saved(layout: dict, folder) -> None:
 
 
 def misplace(model, seed: int) -> None:
-    """What a loader does that mixes something up: two tensors, rows of one, or two ranks' shards."""
+    """Exchange two tensors, the rows of a tensor, or the shards of the ranks, as a wrong loader would."""
     chance = random.Random(seed)
     parameters = [
         (p.to_local() if isinstance(p, DTensor) else p).detach() for p in model.parameters() if p.dim() == 2
@@ -115,13 +115,15 @@ shared = worlds.shared(4, many=30, timeout=120)
     "count", [pytest.param(5, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.exhaustive)]
 )
 def test_layouts_are_the_model(shared, count):
-    """Of all axes, schedules, microbatches, batches and types; the same layouts each time."""
+    """Layouts equal the model, for random axes, schedules, microbatches, batches and types (fixed seed)."""
     for layout, job in drawn(count):
         _is_the_model(layout, shared, **job)
 
 
 def drawn(count: int) -> list[tuple[dict, dict]]:
-    """Layouts that four ranks can have, and jobs, none twice; three of four in float64."""
+    """Random pairs of a layout for four ranks and settings of the job. No pair is twice; three of four are in
+    float64.
+    """
     chance, layouts = random.Random(0), {}
     while len(layouts) < count:
         tp, pp = (chance.choice([1, 2, 4]) for _ in range(2))
@@ -129,7 +131,7 @@ def drawn(count: int) -> list[tuple[dict, dict]]:
         layout |= dict(sp=tp > 1 and chance.random() < 0.7)
         layout |= dict(schedule=chance.choice(["1F1B", "GPipe", "interleaved"])) if pp > 1 else {}
         job = dict(batch=chance.choice([8, 16]), precision=chance.choice(["float64"] * 3 + ["float32"]))
-        with suppress(ValueError):  # sizes that do not fit four ranks, or each other
+        with suppress(ValueError):  # some sizes do not match four ranks, or each other
             replace(BASE, **layout, **job).checked(4)
             layouts[repr((layout, job))] = layout, job
     return list(layouts.values())
@@ -163,7 +165,7 @@ def test_a_checkpoint_arrives_under_every_layout(layout, shared, tmp_path):
 
 
 def _arrives(shared, out, layout: dict, others: list[dict]) -> None:
-    """Every element of what was saved is there once, and the next step is the twin's."""
+    """Check that every saved element is loaded once, and that the next step equals the twin's."""
     folder = _save(shared, out, layout)
     for other in others:
         with shared.lent() as world:

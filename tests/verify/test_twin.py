@@ -1,4 +1,4 @@
-"""Causes that the twin finds, and right steps of other conventions: small programs on two ranks."""
+"""Causes that the comparison with the twin finds, and right steps with other conventions, on two ranks."""
 
 import math
 
@@ -24,7 +24,7 @@ def build(mesh):
 
 
 def batch():
-    """Texts of unequal lengths: (tokens, targets), (4, 6) each; 0 stands for padding, which is not scored."""
+    """(tokens, targets), (4, 6) each, of texts with different lengths. 0 is padding, which has no loss."""
     text = torch.randint(1, WORDS, (4, 7), generator=torch.Generator().manual_seed(1))
     tokens, targets = text[:, :-1].clone(), text[:, 1:].clone()
     for row, length in enumerate((6, 5, 3, 4)):
@@ -113,7 +113,7 @@ WRONG = {
 
 
 def verified(edit: str):
-    """On a rank: what verify says of the step with an edit."""
+    """Run `verify` on a rank, on the step with an edit. Returns its report."""
     exec(b5.changed(STEP, edit, "the step") if edit else STEP, names := {})
     return verify(build, names["step"], batch(), "dp 2")
 
@@ -137,7 +137,7 @@ def test_wrong_steps_are_explained(name, shared):
 
 
 class Parts(nn.Module):
-    """A layer that all hold, and an expert of each rank's own, over ep."""
+    """A layer that all ranks hold, and one expert on each rank of ep."""
 
     def __init__(self, mesh):
         super().__init__()

@@ -1,4 +1,4 @@
-"""`verify` on what readers may give: other names, splits, types, and models that cannot be compared."""
+"""`verify` on readers' models: with other names, splits and types, and models that cannot be compared."""
 
 import math
 
@@ -72,7 +72,7 @@ def test_wrappers_and_other_names(world):
 
 def test_splits_that_are_seen_and_those_that_must_be_said(world):
     class Rows(nn.Module):
-        """Columns of an input over tp. The whole has an odd number of them where `odd`."""
+        """A matrix whose rows tp splits. If `odd`, the whole matrix has an odd number of rows."""
 
         def __init__(self, mesh, odd):
             super().__init__()
@@ -126,7 +126,9 @@ def test_no_number_is_found_where_it_arises(world):
 
 
 def test_a_right_module_that_runs_later_clears_none_that_it_does_not_hold(world):
-    """The second layer does not read what the first gives, and is right; the third does."""
+    """The first layer is wrong. The second layer is right, and does not read the first one's result. The
+    third layer reads it.
+    """
 
     class First(nn.Linear):
         def forward(self, x):
@@ -192,7 +194,9 @@ def test_a_model_that_float64_cannot_run_is_nudged(world):
 
 def test_a_gradient_that_is_only_rounding_moves_a_weight_anywhere(world):
     class Shifted(nn.Module):
-        """Adds one number to all scores, which changes no softmax: Adam steps by it nevertheless."""
+        """Adds one number to all scores. That changes no softmax, so the number's gradient is only rounding,
+        but Adam still changes the number.
+        """
 
         def __init__(self):
             super().__init__()
