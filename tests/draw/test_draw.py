@@ -1,4 +1,4 @@
-"""Pictures and explorers: what is drawn is seen, what cannot be drawn is refused in words."""
+"""Pictures and explorers have the figures of their data, and refuse data that they cannot draw with a reason."""
 
 import math
 from types import SimpleNamespace
@@ -38,7 +38,7 @@ def test_a_ranking_draws_all_seconds_of_models_with_experts():
 
 
 def split(sizes: dict[str, int], matrix: list[list[int]] | None):
-    """The picture of a step in which ranks sent what the matrix says."""
+    """The picture of a step. `matrix` has the bytes that each rank sent to each other rank."""
     kept = [{"parameters": 4_000_000, "gradients": 4_000_000, "optimizer": 0, "resident": 10**9}]
     step = sizes, SimpleNamespace(matrix=matrix), kept * math.prod(sizes.values())
     return draw.splits({"tensor": step})
@@ -66,7 +66,7 @@ def test_a_split_tells_nothing_sent_from_not_measured():
 
 
 def test_arrows_sum_to_what_the_table_has_on_the_wire():
-    """Headers and acknowledgements to a rank that gets nothing else have no arrow of their own."""
+    """A rank that gets only headers and acknowledgements from another rank has no arrow from it."""
     picture = split({"dp": 3}, [[0, 6_290_000, 30_000], [0, 0, 6_320_000], [6_320_000, 0, 0]])
     assert "rank 0 sent 6.32 MB to rank 1, rank 1 sent 6.32 MB to rank 2" in picture.alt
 

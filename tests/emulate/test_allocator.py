@@ -1,4 +1,4 @@
-"""The caching allocator's rules, one by one, and the run that they end."""
+"""The caching allocator follows PyTorch's rules; drop 10's run fails because of them."""
 
 import pytest
 import torch
@@ -13,11 +13,11 @@ def test_small_tensors_share_a_segment_and_large_ones_have_their_own():
     a.take(1, 1000)
     a.take(2, MIB)
     assert (a.allocated, a.reserved) == (1000 + MIB, 2 * MIB)
-    a.take(3, MIB + 1)  # one of 1 to 10 MiB: from a segment of 20
+    a.take(3, MIB + 1)  # a block of 1 to 10 MiB is cut from a segment of 20 MiB
     assert a.reserved == 22 * MIB
     a.take(4, 5 * MIB)
     assert a.reserved == 22 * MIB
-    a.take(5, 15 * MIB + 1)  # larger ones: a segment of their size, in steps of 2 MiB
+    a.take(5, 15 * MIB + 1)  # a larger block has a segment of its size, rounded up to 2 MiB
     assert a.reserved == 38 * MIB
 
 
@@ -29,7 +29,7 @@ def test_the_smallest_block_that_will_do_is_taken_and_the_rest_split_off():
     a.take(3, 11 * MIB)
     assert a.reserved == 28 * MIB
     sizes = {s["total_size"]: [b["size"] for b in s["blocks"]] for s in a.snapshot()}
-    assert sizes == {16 * MIB: [16 * MIB], 12 * MIB: [12 * MIB]}  # a rest of 1 MiB or less stays where it is
+    assert sizes == {16 * MIB: [16 * MIB], 12 * MIB: [12 * MIB]}  # 1 MiB or less is not split off
     a.give(3), a.take(4, 10 * MIB)
     assert [b["size"] for b in a.snapshot()[1]["blocks"]] == [10 * MIB, 2 * MIB]
 
@@ -50,13 +50,13 @@ def test_empty_segments_go_back_and_one_tensor_keeps_a_whole_one():
     a.take(2, 30 * MIB)  # the device has no room for both
     assert (a.retries, a.reserved) == (1, 30 * MIB)
     a.give(2)
-    a.take(3, 2 * MIB)  # splits the free 30
+    a.take(3, 2 * MIB)  # splits the free segment of 30 MiB
     with pytest.raises(
         torch.OutOfMemoryError, match=r"2.10 MB is allocated .* 29.4 MB is reserved .* unalloc"
     ):
         a.take(4, 29 * MIB)
     assert sum(s["total_size"] - s["active_size"] for s in a.at_failure) == 28 * MIB
-    a.give(4)  # was never there
+    a.give(4)  # was never taken
     assert a.allocated == 2 * MIB
 
 
@@ -76,10 +76,10 @@ def test_the_recorded_fragmentation_can_be_recorded_again(name, lengths):
 
 def test_what_drop_10_says_of_fragmentation():
     varied, same = d10.load_fragmented("varied"), d10.load_fragmented("same")
-    assert max(varied.tokens) == max(same.tokens) and len(same.tokens) == len(d10.SAME)  # it fits, alone
+    assert max(varied.tokens) == max(same.tokens) and len(same.tokens) == len(d10.SAME)
     assert max(varied.allocated) < max(same.allocated)
     free = [b["size"] for s in varied.segments for b in s["blocks"] if b["state"] == "inactive"]
-    asked = 4 * 4 * max(varied.tokens) * 256  # the scores' bytes, or their gradient's
+    asked = 4 * 4 * max(varied.tokens) * 256  # bytes of the scores, or of their gradient
     assert sum(free) > asked > max(free)
 
 
@@ -91,7 +91,7 @@ def test_a_sharded_checkpoint_spares_rank_0():
     assert sharded["beyond"][0] < gathered["beyond"][0] / 4
     states = 12 * sum(p.numel() for p in toy.ToyTransformer(hidden=d10.HIDDEN, seq_len=32).parameters())
     copies = [more - alone for more, alone in zip(background["beyond"], sharded["beyond"])]
-    assert all(abs(copy / (states / 4) - 1) < 0.05 for copy in copies)  # each rank its part, once more
+    assert all(abs(copy / (states / 4) - 1) < 0.05 for copy in copies)  # each rank copies its part once
 
 
 def test_half_the_microbatch_is_half_the_memory_and_in_the_end_not_free():
@@ -99,4 +99,4 @@ def test_half_the_microbatch_is_half_the_memory_and_in_the_end_not_free():
     assert list(measured) == [16, 8, 4, 2, 1]
     for b, (kept, _) in measured.items():
         assert kept == pytest.approx(measured[16][0] * b / 16, rel=0.02)
-    assert measured[1][1] > 1.3 * measured[16][1]  # of the processor's time, which others do not take
+    assert measured[1][1] > 1.3 * measured[16][1]  # CPU seconds, which do not depend on other programs

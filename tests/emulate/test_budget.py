@@ -1,4 +1,4 @@
-"""Memory budgets that are exceeded: what is counted, which rank gets the error, and what remains
+"""Memory budgets that are exceeded: the bytes that count, the rank that gets the error, and the world
 afterwards.
 """
 
@@ -27,7 +27,7 @@ def test_a_tensor_too_many_is_an_error_of_its_rank(tight):
     with pytest.raises(RankError, match=f"rank 1 raised OutOfMemoryError: {told}") as e:
         tight.run(greedy)
     assert e.value.state_kept
-    # What the failed call held is free again.
+    # The memory of the failed call is free again.
     assert tight.run(lambda: torch.zeros(2_000_000).numel()) == [2_000_000] * 2
 
 

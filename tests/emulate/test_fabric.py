@@ -28,7 +28,8 @@ def eight():
 
 
 def best(world, fn, *args, enough=0.0):
-    """The shortest of some runs, each as long as its slowest rank, because a busy machine can only add time.
+    """Seconds of the shortest of some runs. A run takes as long as its slowest rank. The shortest is taken
+    because a busy machine can only add time.
 
     Runs are repeated only until one is shorter than `enough`.
     """
@@ -41,13 +42,13 @@ def best(world, fn, *args, enough=0.0):
 
 
 def takes(world, expected, fn, *args, rel=0.1):
-    """Never less than the theory's seconds, and not much more."""
+    """Check that a run never takes less than the theory's seconds, and not much more."""
     measured = best(world, fn, *args, enough=(1 + rel) * expected)
     assert (1 - rel) * expected < measured <= 1.5 * expected + 0.02, (measured, expected)
 
 
 def seconds(run, group=None):
-    """How long `run` takes on this rank, when all ranks begin together."""
+    """The seconds that `run` takes on this rank, if all ranks begin together."""
     dist.barrier(group)
     start = time.monotonic()
     run()
@@ -140,7 +141,7 @@ def test_ddp_and_fsdp_feel_it(eight):
             mesh = init_device_mesh("cpu", (dist.get_world_size(),))
             fully_shard(model, mesh=mesh, reshard_after_forward=False)
         run = lambda: model(torch.ones(2, 200)).sum().backward()
-        run(), run()  # DDP makes its buckets anew after the first
+        run(), run()  # DDP rebuilds its buckets after the first
         return seconds(run)
 
     takes(eight, hop_by_hop("all_reduce", 80_000, tuple(range(8)), SLOW), step, "ddp", rel=0.2)
@@ -150,7 +151,9 @@ def test_ddp_and_fsdp_feel_it(eight):
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_stop_does_not_wait_for_it(eight, begun):
-    """Also if all ranks have begun it, and it is delayed, before one of them raises."""
+    """When a rank raises, the world stops without waiting for a delayed operation. This holds also if all
+    ranks have started the operation (`begun`).
+    """
 
     def hang():
         if dist.get_rank() == 5 and not begun:
@@ -241,7 +244,7 @@ def test_a_sender_sends_one_thing_at_a_time(eight):
 
     def arrivals():
         ran = eight.run(fan)
-        sent = ran[0][0]  # not when the receiver came: one that is late waits less
+        sent = ran[0][0]  # not the receiver's start: a late receiver waits less
         return [end - sent for _, end in ran[1:4]]
 
     one = hop_by_hop("send", 2e5, (0, 1), SLOW)

@@ -1,4 +1,4 @@
-"""The planner is compared with the formulas by hand, and these with numbers that were redone on paper."""
+"""The planner equals the formulas of `by_hand`, and these equal numbers that were computed on paper."""
 
 import itertools
 from dataclasses import replace
@@ -56,7 +56,7 @@ def test_states(zero, d, t, p):
 )
 def test_activations(t, sp, recompute):
     if recompute == "full" and sp:
-        return  # the planner's layer input is then cut as well
+        return  # here the planner splits the layer's input as well
     layout = Layout(tp=t, microbatch=4, sequence_parallel=sp, recompute=recompute)
     planned = sum(kept(layer(Job(GPT, seq_len=2048, framework=UNFUSED), layout), recompute).values())
     mine = by_hand.layer_activation_bytes(4, 2048, GPT.hidden, GPT.heads, t, sp, recompute)
@@ -84,7 +84,7 @@ def test_bytes_of_a_step():
     layout = Layout(dp=2, tp=4, pp=2, microbatch=b, sequence_parallel=False)
     planned = sent(job, layout, 0)
     tensor = by_hand.tensor_parallel_bytes(b, s, GPT.hidden, layers, 4, m)
-    assert planned["tp"] == pytest.approx(tensor, rel=0.01)  # and the embedding's
+    assert planned["tp"] == pytest.approx(tensor, rel=0.01)  # the planner adds the embedding's
     uncut = sent(job, Layout(dp=2, pp=4, microbatch=b), 1)  # a middle stage
     assert uncut["pp"] == pytest.approx(by_hand.pipeline_bytes(b, s, GPT.hidden, m))
     weights = by_hand.layer_parameters(GPT.hidden) * layers / 4

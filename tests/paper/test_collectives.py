@@ -1,4 +1,4 @@
-"""Closed formulas for collectives against each other and against what is known of gloo."""
+"""Closed formulas for collectives agree with each other, and with what is known of gloo."""
 
 from dataclasses import replace
 
@@ -44,9 +44,9 @@ TWO_NODES = networks.nodes("two nodes", 4, 100e6, 10e6, 1e-3)
 def test_seconds_by_hand():
     inside, across, one_each = range(4), range(8), (0, 4)
     assert seconds("all_reduce", 1e6, inside, TWO_NODES) == pytest.approx(6 * 1e-4 + 1.5e6 / 100e6)
-    # Four ports a node: the hop between nodes never rests, and the last piece takes its latency.
+    # A node has four ports. The hop between nodes is always busy, and the last piece adds its latency.
     assert seconds("all_reduce", 1e6, across, TWO_NODES) == pytest.approx(1.75e6 / 40e6 + 1e-3)
-    # A small one goes all the way: 4 of 14 hops leave a node.
+    # A small all-reduce takes the latency of all 14 hops, of which 4 leave a node.
     assert seconds("all_reduce", 8, across, TWO_NODES) == pytest.approx(4 * 1e-3 + 10 * 1e-4, rel=1e-3)
     assert seconds("all_reduce", 1e6, one_each, TWO_NODES) == pytest.approx(2 * 1e-3 + 1e6 / 10e6)
     assert seconds("all_gather", 1e6, inside, TWO_NODES) == pytest.approx(3 * 1e-4 + 0.75e6 / 100e6)
@@ -59,7 +59,7 @@ def test_trees_win_where_latency_rules_and_hierarchies_meet_rings_where_bandwidt
     small = {a: seconds("all_reduce", 1e3, many, TWO_NODES, a) for a in ("ring", "tree", "hierarchical")}
     assert small["tree"] < 0.4 * small["ring"] and small["hierarchical"] < small["ring"]
     large = {a: seconds("all_reduce", 1e9, many, TWO_NODES, a) for a in ("ring", "hierarchical")}
-    # The same ports, and the way inside the node on top.
+    # The hierarchical all-reduce uses the same ports, and adds the time inside the node.
     assert large["hierarchical"] == pytest.approx(large["ring"] + 2 * 0.75 * 1e9 / 100e6, rel=0.05)
     with pytest.raises(ValueError, match="all_gather by 'tree'"):
         seconds("all_gather", 1, many, TWO_NODES, "tree")
@@ -70,8 +70,8 @@ def test_trees_win_where_latency_rules_and_hierarchies_meet_rings_where_bandwidt
     "ranks", [range(4), range(8), (0, 4), range(16), (0, 1, 4, 5), (0, 4, 8, 12), (2,)], ids=str
 )
 def test_the_formula_of_a_ring_against_its_events(op, ranks):
-    """Exact where all hops are alike, and where bytes or latency alone rule; between them no more than a
-    tenth short.
+    """The formula is exact if all hops are equal, and if only bytes or only latency matter. Otherwise it is
+    at most a tenth too small.
     """
     for payload in (0, 80, 8e3, 8e5, 8e7, 8e9):
         events = hop_by_hop(op, payload, tuple(ranks), TWO_NODES)
@@ -82,7 +82,9 @@ def test_the_formula_of_a_ring_against_its_events(op, ranks):
 
 
 def test_slow_hops_are_few():
-    """Two nodes of four, 0.1 ms inside and 1 ms between them: 5 ms, where 14 slow messages would be 14."""
+    """Two nodes of four ranks have latencies of 0.1 ms inside and 1 ms between them. The ring takes 5 ms; 14
+    slow messages would take 14 ms.
+    """
     assert hop_by_hop("all_reduce", 0, tuple(range(8)), TWO_NODES) == pytest.approx(5e-3)
     assert seconds("all_reduce", 0, range(8), TWO_NODES) == pytest.approx(5e-3)
 
@@ -91,7 +93,7 @@ def test_two_levels_where_they_are_faster():
     one = lambda payload, network: float(group_seconds("all_reduce", payload, 4, 16, network))
     ring = lambda payload: float(ring_seconds("all_reduce", payload, 4, 16, TWO_NODES))
     assert one(1e3, TWO_NODES) < ring(1e3) and one(1e9, TWO_NODES) == ring(1e9)
-    inside = float(group_seconds("all_reduce", 1e6, 4, 1, TWO_NODES))  # where there is one level
+    inside = float(group_seconds("all_reduce", 1e6, 4, 1, TWO_NODES))  # one node has one level
     assert inside == pytest.approx(seconds("all_reduce", 1e6, range(4), TWO_NODES))
-    measured = replace(TWO_NODES, busbw=((2, 20e6),))  # what was measured is what is used
+    measured = replace(TWO_NODES, busbw=((2, 20e6),))  # a measured speed is used
     assert one(1e9, measured) == pytest.approx(2 * 63 / 64 * 1e9 / 20e6, rel=1e-2)

@@ -1,4 +1,4 @@
-"""Coordinates and groups on the grid of axes, against each other and against PyTorch's DeviceMesh."""
+"""Coordinates and groups on the grid of axes agree with each other and with PyTorch's DeviceMesh."""
 
 import math
 

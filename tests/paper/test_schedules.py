@@ -1,4 +1,4 @@
-"""Pipeline schedules: orders as PyTorch's, times as published, bubbles and memory as the formulas say."""
+"""Pipeline schedules: orders equal PyTorch's, times the published ones, bubbles and memory the formulas'."""
 
 from unittest import mock
 
@@ -16,7 +16,7 @@ SIMPLE = [gpipe, one_f_one_b, zb_h1, zb_h2, zb_v]
 def test_what_a_picture_is_drawn_from():
     line = simulate(one_f_one_b(2, 2))
     assert line.levels == [
-        [(0, 0), (0, 1), (1, 2), (6, 1), (9, 0)],  # held from a forward's start until its backward's end
+        [(0, 0), (0, 1), (1, 2), (6, 1), (9, 0)],  # from a forward's start to its backward's end
         [(0, 0), (1, 1), (4, 0), (4, 1), (7, 0)],
     ]
     assert line.rows[1] == [("F", "0", 1, 2), ("B", "0", 2, 4), ("F", "1", 4, 5), ("B", "1", 5, 7)]
@@ -33,7 +33,7 @@ def test_memory_of_the_zero_bubble_schedules(p, m):
     h1, h2 = simulate(zb_h1(p, m)), simulate(zb_h2(p, m))
     assert [h2.in_flight(0), h1.in_flight(p - 1)] == [2 * p - 1, p]
     assert max(h1.in_flight(r) for r in range(p)) == p  # as 1F1B
-    assert max(simulate(zb_v(p, m)).in_flight(r) for r in range(p)) <= 2 * p  # of half the size each
+    assert max(simulate(zb_v(p, m)).in_flight(r) for r in range(p)) <= 2 * p  # each has half the size
     assert m >= 2 * p and simulate(zb_v(p, m)).longest_rank == pytest.approx(6 * m)  # no bubble at all
 
 
@@ -46,7 +46,7 @@ def published():
     "row", published(), ids=lambda r: f"{r['model']}-{r['num_microbatches']}-{r['schedule']}"
 )
 def test_published_bubble_rates(row):
-    """Qi et al. 2023, Table 5, from the times of Table 9."""
+    """The bubble rates simulated from Table 9's times equal those of Table 5 (Qi et al. 2023)."""
     p, m = int(row["pp_gpus"]), int(row["num_microbatches"])
     f, i, w, send = (float(row[k]) for k in ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms"))
     v = (int(row["layers"]) + 2) // p if row["schedule"] == "1F1B-I" else 1  # one layer to a chunk
@@ -59,7 +59,7 @@ def test_published_bubble_rates(row):
     assert abs(rate - printed) < 0.005 if row["schedule"] == "1F1B-I" else round(rate, 4) == printed
 
 
-# -- the orders PyTorch has ---------------------------------------------------------------
+# -- PyTorch's orders ---------------------------------------------------------------------
 
 
 def pytorchs(name: str, p: int, m: int, v: int) -> list[list[Op]]:
@@ -84,8 +84,8 @@ def pytorchs(name: str, p: int, m: int, v: int) -> list[list[Op]]:
 
     orders = [list(ops(order[rank])) for rank in range(p)]
     if name == "1F1B" and orders[-1][0].microbatch == 1:
-        # torch 2.13 lists the last rank's forwards as 1 to m, where there are microbatches 0 to m-1.
-        # It runs them rightly: the list is for show.
+        # torch 2.13 lists the last rank's forwards as microbatches 1 to m instead of 0 to m-1. Only the list
+        # is wrong: the schedule runs the right microbatches.
         orders[-1] = [o._replace(microbatch=o.microbatch - 1) if o.kind == "F" else o for o in orders[-1]]
     return orders
 
@@ -97,7 +97,7 @@ PYTORCHS = {  # by PyTorch's names
     "InterleavedZeroBubble": lambda p, m, v: zb_h1(p, m, v),
     "ZBVZeroBubble": lambda p, m, v: zb_v(p, m),
 }
-CHUNKS = {"GPipe": 1, "1F1B": 1, "ZBVZeroBubble": 2}  # on a rank, where the schedule says
+CHUNKS = {"GPipe": 1, "1F1B": 1, "ZBVZeroBubble": 2}  # chunks of a rank that the schedule fixes
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_orders_are_pytorchs(name, ours, p, m, v):
     simulate(schedule)  # and it can be run
 
 
-# -- what must hold of any -------------------------------------------------------------------
+# -- what holds for every schedule -----------------------------------------------------------
 
 
 TIMES = [st.floats(0.1, 5)] * 3
@@ -166,7 +166,9 @@ def test_a_slow_last_stage_sets_the_pace():
 
 
 def test_messages_between_ranks_take_time():
-    """One microbatch through four stages on two ranks: round and round all six hops are sent, in a V four."""
+    """One microbatch passes through four stages on two ranks. In the interleaved order all six hops are
+    messages, in the V only four.
+    """
     for schedule, sends in ((interleaved(2, 1, 2), 6), (zb_v(2, 1), 4)):
         at_once, late = (simulate(schedule, Times(send=send)).makespan for send in (0.0, 0.25))
         assert late == at_once + 0.25 * sends

@@ -1,5 +1,5 @@
-"""Pieces of the toy beyond the three axes equal the twin: FSDP in time, context and experts. Then runs that
-stop: what their ranks leave behind, and who can read it.
+"""Pieces of the toy beyond the three axes equal the twin: FSDP in time, context and experts. Further tests
+are about runs that stop: their flight records, and the tools that read them.
 """
 
 import pickle
@@ -157,11 +157,13 @@ def test_the_bias_rises_for_the_idle():
     assert layer.bias.tolist() == [-0.5, 0.5, 0.5, -0.5]
 
 
-# -- who never came ------------------------------------------------------------------------------------
+# -- ranks that never arrive ---------------------------------------------------------------------------
 
 
 def test_pytorchs_own_analyzer_reads_the_flight_records(tmp_path):
-    """As a program of its own, from files: it names the rank, the number and the line."""
+    """PyTorch's analyzer, a separate program, reads the records from files. It names the rank, the
+    collective's number and the line.
+    """
     stopped = b4.stop(4)
     stopped.write(tmp_path)
     rank, step = b4_runs.odd_one(seed_of(4, 0))
@@ -170,7 +172,7 @@ def test_pytorchs_own_analyzer_reads_the_flight_records(tmp_path):
     assert f"Not all ranks joining collective, sequence number: {step + 1}" in report
     assert f"missing ranks: {{{rank}}}" in report and "collective: gloo:all_reduce" in report
     assert re.search(r"<module> at run_4\.py:7", report)
-    assert report.count("Not all ranks") == 1  # all before it matched
+    assert report.count("Not all ranks") == 1  # all earlier collectives matched
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
@@ -199,7 +201,9 @@ def test_a_run_stops_where_its_seed_says(number):
 
 
 def test_the_sign_of_a_cause_is_in_its_own_run_alone():
-    """An answer with another cause is told that its sign is missing."""
+    """Each sign that `check` asks for is in one run only: a wrong answer gets the message that its sign is
+    missing.
+    """
     signs = {1: r"if \(?[xy]\b", 2: r"save\(", 3: "except", 5: "new_group", 6: "all_to_all"}
     for number, sign in signs.items():
         assert [n for n in b4.RUNS if re.search(sign, b4_runs.source(n))] == [number]
@@ -230,7 +234,7 @@ def test_a_world_writes_flight_records_of_the_call_that_failed(tmp_path, monkeyp
     with World(2, timeout=1) as world:
         world.run(dist.barrier)
         assert not list(tmp_path.iterdir())
-        for silent in (1, 0):  # the second in a group that was formed anew
+        for silent in (1, 0):  # the second failure is in a new group
             with pytest.raises(RankError, match=f"rank {silent}, which never came"):
                 world.cell(alone.format(silent))
             records = [pickle.loads((tmp_path / f"rank_{r}").read_bytes()) for r in range(2)]
@@ -259,7 +263,9 @@ def test_the_variables_that_b4_names_are_pytorchs():
 
 
 def _sharded_step(hybrid, ways):
-    """For each way of `fsdp_order`: whether loss and gradients are the twin's, and bytes left whole."""
+    """For each way of `fsdp_order`: whether loss and gradients equal the twin's, and the bytes that stay
+    gathered.
+    """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     groups = (mesh["shard"].get_group(), mesh["replicate"].get_group()) if hybrid else ()
     new = lambda: toy.ToyTransformer(hidden=32, layers=2, seq_len=16).double()

@@ -37,7 +37,7 @@ def named(model, held):
 
 
 def train(model, held, step):
-    """Three steps by plain gradient descent: losses, gradients and weights by name."""
+    """Train three steps by plain gradient descent. Returns the losses, the gradients and weights by name."""
     losses, gradients = [], []
     for i in range(STEPS):
         held.zero_grad()
@@ -64,8 +64,8 @@ def same(name, whole, mine, tp=(0, 1)):
 
 
 def equals_the_twin(got, reference, tp=(0, 1)):
-    """Whether gradients of every step, and the weights after them, are the twin's for all that this rank
-    holds.
+    """Whether the gradients of every step and the last weights equal the twin's, for every parameter that
+    this rank holds.
     """
     return all(
         same(name, whole[name], t, tp)
@@ -75,13 +75,13 @@ def equals_the_twin(got, reference, tp=(0, 1)):
 
 
 def mean_losses(results):
-    """For each step: each rank has the loss of its own share."""
+    """The loss of each step: the mean over the ranks, each of which has the loss of its own share."""
     return [sum(shares) / len(shares) for shares in zip(*(got[0] for got in results))]
 
 
 def on_ranks(scheme, ranks, kinds):
-    """Train split over the first `ranks` ranks; agreement has to be earned, so each begins with
-    another seed.
+    """Train the model split over the first `ranks` ranks. Each rank begins with another seed, so their
+    weights agree only if the scheme makes them equal.
     """
     group = dist.new_group(list(range(ranks)))
     if dist.get_rank() >= ranks:
@@ -269,13 +269,13 @@ def test_zero_equals_adam_on_the_twin(world, stage, ranks, frozen):
     assert mean_losses(results) == pytest.approx(losses, rel=1e-12)
     for _, weights, held in results:
         assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(weights, model.parameters()))
-        # Under ZeRO-3 nothing is left between steps but a frozen matrix.
+        # Between steps ZeRO-3 keeps no whole parameter except a frozen matrix.
         assert (held <= 8 * 32 * 128) == (stage == 3)
 
 
 @pytest.mark.parametrize("sums", [torch.float32, torch.bfloat16])
 def test_mixed_precision_is_adam_on_a_master_copy(world, sums):
-    """Two ranks, two microbatches each: gradients added up in `sums`, float32 weights behind."""
+    """Two ranks with two microbatches each sum gradients in `sums`, and hold float32 master weights."""
     parts = [toy.make_batch(2, 16, seed=seed) for seed in range(4)]
     loss = lambda model, tokens, targets: toy.loss_of(model(tokens).float(), targets)
 
@@ -292,7 +292,7 @@ def test_mixed_precision_is_adam_on_a_master_copy(world, sums):
         assert {unit.shard.dtype for unit in zero.units if unit} == {torch.float32}
         return [p.detach() for p in model.parameters()]
 
-    torch.set_num_threads(1)  # as on a rank: the order of a sum shows in bfloat16
+    torch.set_num_threads(1)  # as on a rank: in bfloat16 the order of a sum changes the result
     model = prepare(0).bfloat16()
     master = [p.detach().float().requires_grad_() for p in model.parameters()]
     optimizer = torch.optim.AdamW(master, lr=1e-3)

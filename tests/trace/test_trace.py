@@ -1,5 +1,5 @@
-"""The real model on fake ranks: its collectives equal the formula to the byte, its memory the theory with
-what is named.
+"""The real model is traced on fake ranks. Its collectives equal the formula to the byte. Its memory equals
+the theory, whose assumptions are in `is_the_theory`.
 """
 
 from dataclasses import replace
@@ -26,8 +26,8 @@ def slow(*cases: tuple) -> list:
 
 
 def listed(job, layout) -> list:
-    """The calls of the list. From 2.15 on FSDP casts the gradients of norms before tp sums them, as it does
-    where it keeps a sum over microbatches; the list is that of the versions before.
+    """The calls of the planner's list, adapted to PyTorch 2.15. Since 2.15 FSDP casts the gradients of norms
+    to the sum's type before tp sums them. The list has the earlier order.
     """
     made = calls(job, layout)
     if torch.__version__ >= (2, 15) and layout.pp == 1:
@@ -39,8 +39,8 @@ def listed(job, layout) -> list:
 
 
 def is_the_theory(traced) -> bool:
-    """Whether a trace holds what theory says, with what is named: 4, 4 and 8 bytes, the parameter being the
-    master copy.
+    """Whether a trace's memory equals the theory's: a parameter has 4 bytes of weight (which is the master
+    copy), 4 of gradient and 8 of optimizer.
     """
     paper = stage_memory(traced_job(traced.model, traced.seq_len, traced.layout), traced.layout, 0, 0)
     for kind in ("weights", "gradients", "optimizer"):
@@ -60,7 +60,8 @@ WHOLE = dict(zero=3, sequence_parallel=False)
         (SHORT, Layout(dp=8, tp=8, **WHOLE), 4096, "usual", 4),
         (SHORT, Layout(dp=16, tp=4, zero=3), 2048, "Megatron's", 2),
         (GPT, Layout(dp=8, tp=4, zero=3), 2048, "Megatron's", 4),
-        # Mixtral and DeepSeek-V2-Lite of PyTorch's own pieces: FSDP2 over dp and edp, all-to-alls over ep.
+        # Mixtral and DeepSeek-V2-Lite, built of PyTorch's own parts: FSDP2 over dp and edp, all-to-alls over
+        # ep.
         (MIXTRAL, Layout(dp=8, ep=4, zero=3), 512, "Megatron's", 4),
         (LITE, Layout(dp=8, ep=4, zero=3), 512, "Megatron's", 4),  # a dense layer, shared experts
         *slow(
@@ -91,7 +92,9 @@ def test_collectives_are_the_formulas_to_the_byte(aside, model, layout, seq_len,
     "layout", [Layout(dp=4, tp=8, pp=2, zero=3), Layout(dp=4, tp=4, pp=4, **WHOLE, recompute="full")], ids=str
 )
 def test_a_first_stage_sends_what_the_formulas_say(layout):
-    """In a process of its own: PyTorch keeps plans for equal meshes, with names of groups that are gone."""
+    """The trace runs in another process, because PyTorch caches plans for equal meshes, and these plans name
+    groups that were destroyed.
+    """
     traced = trace(SHORT, layout, seq_len=4096)
     assert traced.calls == listed(traced_job(SHORT, 4096, layout), layout)
 
@@ -116,9 +119,9 @@ def test_memory_is_the_theory_and_what_is_named(aside, layout):
 @pytest.mark.parametrize(
     "name, seq_len, recompute",
     [
-        ("llama-2-13b", 1024, "full"),  # at its fullest in a layer's backward
+        ("llama-2-13b", 1024, "full"),  # the peak is in a layer's backward
         ("llama-2-13b", 1024, "none"),
-        ("llama-3-8b", 2048, "none"),  # in the loss
+        ("llama-3-8b", 2048, "none"),  # the peak is in the loss
         ("llama-3-8b", 8192, "full"),
     ],
 )
@@ -175,7 +178,7 @@ def test_an_older_pytorch_is_refused_in_a_sentence(monkeypatch):
 
 @pytest.mark.slow
 def test_experts_of_every_second_layer_are_built_there():
-    """As Llama 4 Maverick has them: half as many all-to-alls."""
+    """Llama 4 Maverick has experts in every second layer, so half as many all-to-alls."""
     model, layout = replace(MIXTRAL, layers=4), Layout(dp=8, ep=4, zero=3)
     all_of_them, half = (
         trace(replace(model, experts=replace(model.experts, every=every)), layout, seq_len=256).count(
