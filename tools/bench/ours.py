@@ -1,9 +1,10 @@
-"""What the course's own parts cost and see, in tables: `make bench`, or
+"""Measures what the course's own parts cost and count, and prints tables: `make bench`, or
 
     python tools/bench/ours.py [counting verify counters planner]
 
-What takes turns is paired: a ratio is the median over the pairs, with the smallest and the largest of them,
-so that whatever else the machine does meets both alike. Ranks beside what people use instead: peers.py.
+Two measurements that are compared take turns, so that other work of the machine slows both equally. A ratio
+is the median over the pairs, with the smallest and the largest. peers.py compares `World` with other
+launchers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SCHEMES = ("DDP", "FSDP2", "TP", "1F1B")
 
 
 def step_of(scheme: str):
-    """On a rank: forward and backward of the toy under a scheme, as a function."""
+    """A function that runs forward and backward of the toy on a rank, under a scheme."""
     torch.manual_seed(0)
     tokens, targets = toy.make_batch(b=8, s=32)
     n, me, model = dist.get_world_size(), dist.get_rank(), toy.ToyTransformer(hidden=256)
@@ -49,7 +50,7 @@ def step_of(scheme: str):
         for module in (*model.blocks, model):
             fully_shard(module, mesh=mesh)
     elif scheme == "TP":
-        plan = {name: how for name, how in merged_plan().items() if name != "mlp.gate"}  # the toy has none
+        plan = {name: how for name, how in merged_plan().items() if name != "mlp.gate"}  # the toy has no gate
         for block in model.blocks:
             parallelize_module(block, mesh, plan)
     else:
@@ -60,14 +61,14 @@ def step_of(scheme: str):
     return lambda: toy.loss_of(model(tokens), targets).backward()
 
 
-# -- what counting and verifying cost -------------------------------------------------------------
+# -- the cost of counting and verifying -----------------------------------------------------------
 
 
 PAIRS, STEPS = 40, 4
 
 
 def steps_of_ddp():
-    """On a rank: a function that does so many steps of DDP, warm by now."""
+    """A function that runs a number of DDP steps on a rank. Two steps have run already, as a warm-up."""
     model = torch.nn.parallel.DistributedDataParallel(toy.ToyTransformer(hidden=256))
     optimizer = torch.optim.AdamW(model.parameters())
     tokens, targets = toy.make_batch(b=8, s=32)
@@ -83,11 +84,11 @@ def steps_of_ddp():
 
 
 def steps_counted(pairs: int) -> list[tuple[float, float]]:
-    """On a rank: seconds of some steps of DDP, alone and under `counting`, in turn first."""
+    """Seconds of some steps of DDP on a rank, (alone, under `counting`) for each pair. The order alternates."""
     steps = steps_of_ddp()
 
     def turn() -> float:
-        steps(1)  # the first after a change finds cold caches
+        steps(1)  # after a change, the first step has cold caches
         dist.barrier()
         return timed(lambda: steps(STEPS))
 
@@ -104,14 +105,16 @@ def steps_counted(pairs: int) -> list[tuple[float, float]]:
 
 
 def one_long_call() -> float:
-    """On a rank: seconds of steps for some looks."""
+    """Seconds on a rank of enough steps for several polls."""
     steps = steps_of_ddp()
     dist.barrier()
     return timed(lambda: steps(4 * STEPS))
 
 
 def cost_of_looking(pairs: int = 20) -> None:
-    """A call of a World, looked at five times a second for a hang, and the same that is never looked at."""
+    """Compare a call of a World that is polled for a hang five times a second with a call that is never
+    polled.
+    """
     soon, never, took = standstill.FIRST, math.inf, []
     with World(4, timeout=900) as world:
         for i in range(pairs):
@@ -130,7 +133,7 @@ def cost_of_looking(pairs: int = 20) -> None:
 
 
 def cost_of_counting() -> None:
-    """A step of DDP on the toy at hidden 256, on four gloo ranks."""
+    """Measure a step of DDP on the toy (hidden 256), on four gloo ranks, with and without counting."""
     with World(4, counted=False, timeout=900) as world:
         of_ranks = world.run(steps_counted, PAIRS)
     rows = [
@@ -143,8 +146,8 @@ def cost_of_counting() -> None:
 
 
 def steps_verified(number: int, steps: int = 2) -> tuple[float, float]:
-    """On a rank: seconds of steps under FSDP2, and of the whole model on rank 0, which anybody takes who
-    compares; and seconds of `verify`. The two take turns in being first.
+    """(seconds of the steps that a comparison needs, seconds of `verify`) on a rank. The steps are those
+    under FSDP2, and those of the whole model on rank 0. The order alternates.
     """
     torch.set_default_dtype(torch.float64)
     batch = toy.make_batch(16, 64)
@@ -183,7 +186,7 @@ def steps_verified(number: int, steps: int = 2) -> tuple[float, float]:
 
 def cost_of_verify(times: int = 5) -> None:
     with World(4, timeout=600) as world:
-        world.run(steps_verified, 0)  # to be warm
+        world.run(steps_verified, 0)  # warm-up
         pairs = [world.run(steps_verified, number)[0] for number in range(times)]
     row = [*(f"{median(column):.2f} s" for column in zip(*pairs)), paired(pairs)]
     save(
@@ -194,11 +197,11 @@ def cost_of_verify(times: int = 5) -> None:
     )
 
 
-# -- what each counter sees of a step -------------------------------------------------------------
+# -- what each tool counts in a step --------------------------------------------------------------
 
 
 def prepare(scheme: str) -> None:
-    """On a rank: `step`, which the functions below find, has run until its buffers are there."""
+    """Set `builtins.step` on a rank for the functions below, and run it until its buffers exist."""
     builtins.step = step_of(scheme)
     for _ in range(3):
         builtins.step()
@@ -214,7 +217,7 @@ def by_profiler() -> str:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         builtins.step()
     sizes = [
-        4 * sum(math.prod(shape) for shape in e.input_shapes if shape)  # it says no type: float32 is taken
+        4 * sum(math.prod(shape) for shape in e.input_shapes if shape)  # the types are not recorded: float32
         for e in seen.events()
         if e.name.startswith("gloo:") and "recv" not in e.name
     ]
@@ -256,7 +259,7 @@ COMMANDS = (
 
 
 def planner(pairs: int = 15) -> None:
-    """The whole command beside a Python that imports NumPy alone, and the planner inside a process."""
+    """Measure the whole command, a Python that only imports NumPy, and the planner inside a process."""
 
     def took(*arguments: str) -> float:
         command = [sys.executable, *arguments]

@@ -1,14 +1,14 @@
-"""`World` beside what people use instead, where that is installed: `make bench`.
+"""Compares `World` with other launchers that are installed: `make bench`.
 
-Each measurement runs in a driver process of its own, which stands for the kernel: torch is imported before
-the clock starts. Each is asked the same, on four gloo ranks:
+Each measurement runs in a driver process of its own, which plays the role of the kernel. Torch is imported
+before the clock starts. The measurements, on four gloo ranks:
 
     cold, first    seconds to the ranks' first all-reduce: from starting Python; of new ranks, the second time
     call           milliseconds for a further call of one small all-reduce
     raises, dies   rank 1 raises, or is killed, while the others wait in a barrier: what the user reads, after
-                   how long, is state kept
+                   how long, and whether state is kept
     stopped        SIGINT, as from the stop button, while the others wait
-    killed         the driver itself is killed: what is left behind five seconds later
+    killed         the driver itself is killed: the processes that are left five seconds later
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from helpers.ranks.ports import free_port
 
 MARK = "THREE_AXES_BENCH"
 N = 4  # ranks
-PATIENCE = 45  # seconds until a driver that waits for what failed is called hung; starting takes some of it
+PATIENCE = 45  # seconds, with the start, after which the driver of a failure is called hung
 
 
 # -- what the ranks run ----------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def stuck() -> None:
 
 
 def join(rank: int, port: str) -> None:
-    """Make a group, for launchers that know none."""
+    """Make a process group, for launchers that make none."""
     where, patience = f"tcp://127.0.0.1:{port}", timedelta(minutes=10)
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=N, timeout=patience)
 
@@ -174,11 +174,11 @@ PEERS = {
 }
 
 
-# -- the driver: one measurement, in this process, which stands for the kernel -----------------------
+# -- the driver: one measurement, in this process, which plays the role of the kernel ----------------
 
 
 def drive(name: str, doing: str) -> None:
-    """Print what `doing` finds of a peer, as lines of JSON; a later line has more."""
+    """Run the measurement `doing` on a launcher, and print its results as lines of JSON."""
     peer = PEERS[name][0]()
     begin = lambda: timed(lambda: (peer.start(), peer.call(small)))
     seconds = begin()
@@ -199,14 +199,16 @@ def tell(**found) -> None:
 
 
 def fail(peer, doing: str) -> None:
-    """Let something go wrong on a rank: what is said of it, after how long, and what can still be used."""
+    """Cause a failure on a rank. Prints the seconds until the user reads a message, what the message names,
+    and whether state is kept.
+    """
     if peer.keeps:
         peer.call(remember)
     if doing == "killed":
         tell(stuck=True)
         peer.call(stuck)
     if doing == "stopped":
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     printed, start = io.StringIO(), time.perf_counter()
     with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
@@ -217,18 +219,18 @@ def fail(peer, doing: str) -> None:
     seconds, text = time.perf_counter() - start - (doing == "stopped"), printed.getvalue()
     rank = bool(re.search(r"rank\s*:?\s*1\b|process 1\b|\[1:apply\]", text, re.I))
     tell(seconds=seconds, rank=rank, error="no good" in text, where="barrier" in text)
-    with contextlib.suppress(BaseException):  # where the next line hangs, the one above is known
+    with contextlib.suppress(BaseException):  # if the next line hangs, the results above are printed
         tell(kept=peer.keeps and list(peer.call(recall))[0] == 42)
         peer.call(small)
     with contextlib.suppress(BaseException):
         peer.close()
 
 
-# -- all of it ---------------------------------------------------------------------------------------
+# -- all measurements --------------------------------------------------------------------------------
 
 
 def measure(name: str, doing: str) -> dict:
-    """One driver's answer, whether it hung, and how many processes it left behind."""
+    """Run one driver. Returns its results, whether it hung, and the number of processes that it left."""
     os.environ[MARK] = str(uuid.uuid4())
     start, result = time.perf_counter(), {"hung": False}
     command, pipes = [sys.executable, __file__, name, doing], dict(stdout=subprocess.PIPE, text=True)
@@ -253,7 +255,7 @@ def measure(name: str, doing: str) -> dict:
     reader.join(2)
     time.sleep(5)
     left = []
-    for process in psutil.process_iter():  # what a measurement starts inherits one line of the environment
+    for process in psutil.process_iter():  # a measurement's processes inherit MARK
         with contextlib.suppress(psutil.Error):
             if process.environ().get(MARK) == os.environ[MARK]:
                 left.append(process)
@@ -264,7 +266,7 @@ def measure(name: str, doing: str) -> dict:
 
 
 def in_words(result: dict, says: bool) -> str:
-    """A failure: after how long, what is said (`says`), is state kept, what is left behind."""
+    """The result of a failure in words. If `says`, it has what the user reads about the failure."""
     left = f"; {result['left']} processes left" * bool(result["left"])
     if "seconds" not in result:
         return f"hangs{left}"
@@ -279,7 +281,7 @@ def in_words(result: dict, says: bool) -> str:
     )
 
 
-SPEEDS = {  # how it is measured: what it is, its key in the result, in which unit
+SPEEDS = {  # measurement -> its name in the table, its key in the result, factor and format of the unit
     "cold": ("cold: from starting Python to the first all-reduce", "all", 1, "{:.1f} s"),
     "first": ("warm: to the first all-reduce of new ranks", "seconds", 1, "{:.2f} s"),
     "call": ("a further call", "seconds", 1e3, "{:.1f} ms"),

@@ -1,5 +1,5 @@
-"""What the benches share: the clock, and where each leaves what it found: as Markdown
-in build/bench/, under date, versions and machine, and on the screen.
+"""The clock of the benches, and their report. A bench writes its table as Markdown into build/bench/, with
+the date, the versions and the machine, and prints it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ BUILD = Path(__file__).resolve().parents[2] / "build" / "bench"
 
 
 def timed(action: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
+    """The seconds that a call takes."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
 
 
 def paired(pairs: Sequence[tuple[float, float]]) -> str:
-    """'1.02 (0.97 to 1.08)': the second of each pair over the first, the median and the extremes."""
+    """'1.02 (0.97 to 1.08)': the ratios of the second to the first of each pair, as median and extremes."""
     ratios = sorted(second / first for first, second in pairs)
     return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
