@@ -209,7 +209,9 @@ def message_to_anybody_and_one_to_be_told_from_it():
 
 @ends
 def views_of_one_buffer():
-    """A receive into one half of a buffer is not finished while a functional collective uses the other half."""
+    """A receive into one half of a buffer is not finished while a functional collective uses the
+    other half.
+    """
     some, x = dist.new_group([0, 2, 3]), torch.zeros(8)
     late = LONG if dist.get_rank() == 2 else 0
     work = dist.irecv(x[4:], 1) if dist.get_rank() == 0 else None

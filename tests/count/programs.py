@@ -117,7 +117,9 @@ def random_program(draw: random.Random) -> Program:
 
 
 def _with_waits(steps: list[Step], draw: random.Random) -> list[Step]:
-    """Add a wait for each operation that does not wait at once: somewhere later, or at the end of the thread."""
+    """Add a wait for each operation that does not wait at once: somewhere later, or at the end of
+    the thread.
+    """
     out: list[Step] = []
     begun: list[int] = []
     number = -1

@@ -1,4 +1,6 @@
-"""Counting a reader's own job: `counting()` inside ranks, and `three_axes count` on a script under torchrun."""
+"""Counting a reader's own job: `counting()` inside ranks, and `three_axes count` on a script under
+torchrun.
+"""
 
 import json
 import os

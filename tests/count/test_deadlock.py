@@ -286,7 +286,9 @@ def test_it_hides_no_hang(world):
 
 
 def begins_late():
-    """Rank 1 begins the next call 1 s later than the others. Until then its last collective is of this call."""
+    """Rank 1 begins the next call 1 s later than the others. Until then its last collective is of
+    this call.
+    """
     for _ in range(2):
         dist.all_reduce(torch.ones(3))
     if dist.get_rank() == 1:

@@ -231,9 +231,7 @@ def test_two_ranks_may_have_the_same_port():
 @linux
 def test_overlapping_kinds_are_not_told_apart_but_the_total_is_known(world):
     def overlap():
-        time.sleep(
-            0.3 if dist.get_rank() == 3 else 0
-        )  # none of the three can end before all three are called
+        time.sleep(0.3 if dist.get_rank() == 3 else 0)  # none of the three can end before all are called
         a = dist.all_reduce(torch.ones(S), async_op=True)
         b = dist.all_reduce(torch.ones(S), async_op=True)
         c = dist.broadcast(torch.ones(S), 0, async_op=True)

@@ -61,7 +61,9 @@ class Wire:
 
 @pytest.fixture
 def told(monkeypatch):
-    """The surroundings of the recorder: a clock that the test sets, and an interposer that installs nothing."""
+    """The surroundings of the recorder: a clock that the test sets, and an interposer that installs
+    nothing.
+    """
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     nothing = lambda one: None
     interposer = SimpleNamespace(add=nothing, remove=nothing, fabric=None, inside=False, wait_for=Work.wait)

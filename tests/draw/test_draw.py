@@ -1,4 +1,6 @@
-"""Pictures and explorers have the figures of their data, and refuse data that they cannot draw with a reason."""
+"""Pictures and explorers have the figures of their data, and refuse data that they cannot draw with
+a reason.
+"""
 
 import math
 from types import SimpleNamespace

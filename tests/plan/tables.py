@@ -1,4 +1,6 @@
-"""The scripts of `make planner-tables` read published tables, and print their results as Markdown, by this."""
+"""The scripts of `make planner-tables` read published tables, and print their results as Markdown,
+by this.
+"""
 
 from __future__ import annotations
 

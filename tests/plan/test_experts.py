@@ -344,7 +344,9 @@ def test_a_dispatch_that_hides_shows_a_fifth():
 
 
 def test_what_streams_around_experts():
-    """Mixtral, tp 2, ep 2: a rank routes 2048 tokens, two copies of each, and its four experts get 4096 rows."""
+    """Mixtral, tp 2, ep 2: a rank routes 2048 tokens, two copies of each, and its four experts get
+    4096 rows.
+    """
     lines = layer(Job(MIXTRAL, DGX, 8, 4096), Layout(tp=2, ep=2))
     streamed = {(op.name, op.phase): op.streamed for op in lines}
     number = 2 * 4096  # bytes of a token

@@ -320,7 +320,9 @@ KIMI = CONFIGS["deepseek-v3"] | fields("""
     ids=lambda given: given["model_type"] if isinstance(given, dict) else "",
 )
 def test_decoders_that_are_usual_ones(read, config, printed):
-    """The parameters are those of SmolLM3 3B's and Granite 3.3 8B's weights. Kimi K2's "1T" is 1,026 billion."""
+    """The parameters are those of SmolLM3 3B's and Granite 3.3 8B's weights. Kimi K2's "1T" is
+    1,026 billion.
+    """
     read_so = read(USUAL | dict(tie_word_embeddings=True) | config)
     assert read_so.params == pytest.approx(printed, rel=1e-3)
 

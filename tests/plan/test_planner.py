@@ -363,9 +363,8 @@ def test_some_layers_are_computed_twice():
     less = estimate(job, replace(found.layout, recomputed=0, recompute="none"))
     assert less.memory_bytes > 0.9 * DGX.device.memory
     assert "--recompute-method block" in flags("megatron", job, found.layout)
-    assert "--recompute-num-layers 1" in flags(
-        "megatron", job, found.layout
-    )  # one layer of each of the five chunks
+    # One layer of each of the five chunks.
+    assert "--recompute-num-layers 1" in flags("megatron", job, found.layout)
     with pytest.raises(ValueError, match="recomputed 5 belongs to recompute full, not none"):
         job.check(replace(some.layout, recompute="none"))
     alone = replace(job, framework=replace(job.framework, recomputes=("full",)))  # it has only full

@@ -109,7 +109,9 @@ def test_short_products_reach_less():
 
 
 def test_narrow_copies_of_weights():
-    """Transformer Engine keeps two narrow copies beside the weights. Weights that are narrow have no copies."""
+    """Transformer Engine keeps two narrow copies beside the weights. Weights that are narrow have
+    no copies.
+    """
     extra = lambda job: stage_memory(job, LAYOUT, 0).get("narrow weights", 0.0)
     matrices = 32 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336) / 2
     assert extra(JOB) == 0 and extra(replace(JOB, precision="fp8")) == 2 * matrices

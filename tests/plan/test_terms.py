@@ -146,7 +146,9 @@ def test_a_tied_head_is_copied_to_the_last_stage():
 
 @pytest.mark.parametrize("sp, calls", [(True, [1, 0, 1, 1]), (False, [0, 1, 0, 0])])
 def test_what_the_embedding_sends(sp, calls):
-    """With sequence parallelism the embedding's gradient is gathered again, as is that of learned positions."""
+    """With sequence parallelism the embedding's gradient is gathered again, as is that of learned
+    positions.
+    """
     model = MODELS["gpt3-175b"]
     lines = embedding(Job(model, DGX, 8, 2048), Layout(tp=8, sequence_parallel=sp))
     assert [op.collective for op in lines] == ["reduce_scatter", "all_reduce", "all_gather", "all_gather"]
@@ -264,7 +266,9 @@ def test_collectives_with_a_root_pass_each_rank_once():
 
 
 def test_the_gradients_of_a_tied_head_are_summed():
-    """The first and the last stage each hold a copy of the tied matrix, and send its gradient to each other."""
+    """The first and the last stage each hold a copy of the tied matrix, and send its gradient to
+    each other.
+    """
     model = MODELS["gpt3-175b"]
     job = Job(model, DGX, 64, 2048, FRAMEWORKS["megatron-lm"])
     free = replace(job, model=replace(model, tied=False))

@@ -96,7 +96,9 @@ for step in range(6):
 
 
 class Job(NamedTuple):
-    """A training job. verdict: right, noted or wrong. says: words that `verify` must print. text: its source."""
+    """A training job. verdict: right, noted or wrong. says: words that `verify` must print. text:
+    its source.
+    """
 
     verdict: str
     says: list[str]
@@ -224,7 +226,9 @@ class Lora(nn.Module):
 
 
 class Owned(torch.optim.Optimizer):
-    """One rank owns each parameter and updates it. All ranks hold a momentum, but only the owner's is used."""
+    """One rank owns each parameter and updates it. All ranks hold a momentum, but only the owner's
+    is used.
+    """
 
     def __init__(self, parameters, lr=0.01):
         super().__init__(parameters, dict(lr=lr))

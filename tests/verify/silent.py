@@ -1,4 +1,6 @@
-"""Right parallel programs, and edits that make their training wrong without an error. data/silent has both."""
+"""Right parallel programs, and edits that make their training wrong without an error. data/silent
+has both.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Copies that were equal must stay equal: the marks that are compared, and a reader's script under torchrun."""
+"""Copies that were equal must stay equal: the marks that are compared, and a reader's script under
+torchrun.
+"""
 
 import shutil
 import subprocess

@@ -1,4 +1,6 @@
-"""`verify` on `helpers.train`: every layout equals the model, and checkpoints can be loaded in other layouts."""
+"""`verify` on `helpers.train`: every layout equals the model, and checkpoints can be loaded in
+other layouts.
+"""
 
 import random
 from contextlib import suppress

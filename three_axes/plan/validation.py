@@ -195,7 +195,9 @@ def _llama_405b():
 
 
 def _torchtitan():
-    """These runs use FSDP2 without a compiler. It gathers half-precision weights, and sums float32 gradients."""
+    """These runs use FSDP2 without a compiler. It gathers half-precision weights, and sums float32
+    gradients.
+    """
     for r in rows_of("torchtitan_2024_a100.csv"):
         n, b = int(r["gpus"]), int(r["microbatch_seqs"])
         job = Job(MODELS[r["model"]], A100, n * b, int(r["seq_len"]), FRAMEWORKS["torchtitan"])

@@ -84,7 +84,9 @@ def steps_of_ddp():
 
 
 def steps_counted(pairs: int) -> list[tuple[float, float]]:
-    """Seconds of some steps of DDP on a rank, (alone, under `counting`) for each pair. The order alternates."""
+    """Seconds of some steps of DDP on a rank, (alone, under `counting`) for each pair. The order
+    alternates.
+    """
     steps = steps_of_ddp()
 
     def turn() -> float:
