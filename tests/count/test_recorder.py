@@ -70,7 +70,7 @@ def told(monkeypatch):
     interposer.axes, interposer.beside, interposer.is_capturing = SimpleNamespace(), None, False
     monkeypatch.setattr(meter, "time", clock)
     monkeypatch.setattr(meter, "interposer", interposer)
-    monkeypatch.setattr(wire, "Counter", Wire)
+    monkeypatch.setattr(wire, "Sockets", Wire)
     monkeypatch.setattr(wire, "available", True)
     return SimpleNamespace(clock=clock, interposer=interposer)
 
