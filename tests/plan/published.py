@@ -24,7 +24,7 @@ import validation_axes as folded
 from tables import folder_of_tables, rows_of, show
 
 from three_axes.paper.hardware import DEVICES
-from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, ModelShape, validation
+from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, ModelShape, certainty, validation
 from three_axes.plan.cost import constants
 from three_axes.plan.frameworks import ATTENTION, Framework, Reached
 from three_axes.plan.job import Lora
@@ -315,6 +315,20 @@ SETS = {
 }
 
 
+def alike(runs: list[Run]) -> Iterator[tuple[Job, tuple[Run, Run]]]:
+    """The pairs of runs of one job on as many GPUs, each with the job."""
+    same: dict[tuple, list[Run]] = {}
+    for run in runs:
+        job = run.job
+        sizes = job.global_batch, job.seq_len, run.gpus
+        work = job.model, job.cluster.name, job.precision, job.lora, *sizes
+        same.setdefault(work, []).append(run)
+    for a, b in (pair for one in same.values() for pair in itertools.combinations(one, 2)):
+        # Two layouts, not one that was measured twice: what is predicted differs.
+        if abs(a.seconds / b.seconds - 1) > 0.005:
+            yield a.job, (a, b)
+
+
 def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
     """What `certainty` asks for, of one set: logarithms of measured over predicted, for each kind of run."""
     found: dict[tuple, list[Run]] = {}
@@ -324,15 +338,7 @@ def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
     constant = float(np.abs(errors_of(runs)[1]).mean())
     off = lambda printed, guess: round(math.log(printed / guess), 3)
     for (generation, experts), mine in found.items():
-        same: dict[tuple, list[Run]] = {}
-        for run in mine:
-            job = run.job
-            sizes = job.global_batch, job.seq_len, run.gpus
-            work = job.model, job.cluster.name, job.precision, job.lora, *sizes
-            same.setdefault(work, []).append(run)
-        pairs = [pair for alike in same.values() for pair in itertools.combinations(alike, 2)]
-        # Two layouts, not one that was measured twice: what is predicted differs.
-        pairs = [(a, b) for a, b in pairs if abs(a.seconds / b.seconds - 1) > 0.005]
+        pairs = [pair for _, pair in alike(mine)]
         yield dict(
             set=name,
             generation=generation,
@@ -345,6 +351,49 @@ def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
                 off(a.printed / b.printed, a.seconds / b.seconds) for a, b in pairs[:: 1 + len(pairs) // MOST]
             ],
         )
+
+
+def left_out(sets: list[dict]) -> list[list[str]]:
+    """Of each kind that has an interval, and of experts' two: how many of its runs lie where those of its
+    other sources do, from the 10th to the 90th percentile, and in the interval that these sources give; of
+    how many sources eight of ten runs do.
+    """
+    rows = []
+    for generation, experts in dict.fromkeys((one["generation"], one["experts"]) for one in sets):
+        mine = [one for one in sets if (one["generation"], one["experts"]) == (generation, experts)]
+        sources = dict.fromkeys(certainty.source(one["set"]) for one in mine)
+        if len(sources) < 2:
+            continue
+        narrow, wide = [], []
+        for name in sources:
+            rest = [one for one in sets if certainty.source(one["set"]) != name]
+            given = certainty.interval(generation, experts, rest)
+            there = [e for one in rest if one in mine for e in one["seconds"]]
+            low, high = np.exp(np.percentile(there, [10, 90]))
+            runs = np.exp([e for one in mine if certainty.source(one["set"]) == name for e in one["seconds"]])
+            narrow.append((runs >= low) & (runs <= high))
+            wide.append((runs >= (given.low or 0)) & (runs <= (given.high or 0)))
+        held = lambda shares: (
+            f"{np.concatenate(shares).mean():.0%}",
+            f"{sum(one.mean() >= certainty.INSIDE for one in shares)} of {len(sources)}",
+        )
+        interval = held(wide) if (generation, experts) in certainty.ELSEWHERE else ("none", "")
+        kind = f"{'experts' if experts else 'dense'}, {generation}"
+        rows.append([kind, str(len(np.concatenate(wide))), *held(narrow), *interval])
+    return rows
+
+
+def ties(name: str, runs: list[Run]) -> list[list[str]]:
+    """Of the pairs of `kinds` that the planner calls a tie: how many measured less than that apart."""
+    rows = []
+    for experts in (False, True):
+        apart = certainty.interval("Hopper", experts, certainty.published()).apart
+        pairs = [pair for job, pair in alike(runs) if bool(job.model.experts) == experts]
+        called = [(a, b) for a, b in pairs if max(a.seconds / b.seconds, b.seconds / a.seconds) <= 1 + apart]
+        near = [max(a.printed / b.printed, b.printed / a.printed) <= 1 + apart for a, b in called]
+        if near:
+            rows.append([name, "experts" if experts else "dense", str(len(near)), f"{np.mean(near):.0%}"])
+    return rows
 
 
 def main() -> None:
@@ -367,6 +416,10 @@ def main() -> None:
     kept = [one for name, runs in every.items() for one in kinds(name, runs)]
     text = json.dumps(kept, separators=(",", ":")).replace("{", "\n{")
     (DATA / "planner_errors.json").write_text(text + "\n")
+    columns = ["kind", "runs", "inside, of percentiles", "sources", "inside, of the interval", "sources"]
+    show("Each source left out: its runs, by what the others give", columns, left_out(kept))
+    close = [row for name, runs in every.items() for row in ties(name, runs)]
+    show("Pairs that are called a tie", ["published set", "models", "pairs", "measured so"], close)
 
 
 if __name__ == "__main__":

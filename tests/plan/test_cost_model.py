@@ -1,5 +1,6 @@
 """The errors of the cost model on published runs must not grow. `validation.table` makes their table."""
 
+import json
 import math
 import re
 from collections import Counter
@@ -9,26 +10,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from three_axes.__main__ import parser
+from three_axes.__main__ import main, parser
 from three_axes.options import PLANNING
-from three_axes.paper.hardware import generation
 from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate, plan
 from three_axes.plan.certainty import (
     BETWEEN,
     ELSEWHERE,
     HALF,
     NORMAL,
+    SOURCES,
     WITHIN,
     inside,
     interval,
     narrowed,
     published,
+    source,
     sure,
     table,
     widened,
     with_measured,
 )
 from three_axes.plan.measured import of_your_source
+from three_axes.plan.page import page
 from three_axes.plan.validation import SETS, errors
 
 # Mean error of seconds per step, in percent, that each table must stay below.
@@ -78,24 +81,21 @@ def test_eight_of_ten_runs_lie_inside_what_other_sets_give():
     run; over all kinds, at least eight. The sets of this project need narrower intervals than the sets of
     `ELSEWHERE`.
     """
-    sets = published()
+    sets = [one for one in published() if (one["generation"], one["experts"]) in ELSEWHERE]
     covered = lambda sets: sum(map(inside, sets)) / sum(len(one["seconds"]) for one in sets)
     kinds = [[one for one in sets if (one["generation"], one["experts"]) == kind] for kind in ELSEWHERE]
     assert sum(map(len, kinds)) == len(sets) and covered(sets) >= 0.8
     assert all(covered(of_kind) >= 0.7 for of_kind in kinds)
 
 
-def source(name: str) -> str:
-    """The publisher of a set: 'Narayanan 2021' for 'Narayanan 2021, T1 (fitted)'. All of NVIDIA's sets have
-    one publisher."""
-    first = name.partition(",")[0]
-    return "NVIDIA" if first in ("Megatron Bridge", "NeMo 24.07", "Automodel", "Megatron-Core") else first
-
-
 def by_source() -> dict[str, float]:
-    """Source -> the share of its runs that lie in the interval given by all other sources."""
+    """Source -> the share of its runs that lie in the interval which all other sources give, of kinds that
+    have one.
+    """
     held, many = Counter(), Counter()
     for one in published():
+        if (one["generation"], one["experts"]) not in ELSEWHERE:
+            continue
         name = source(one["set"])
         rest = [other for other in published() if source(other["set"]) != name]
         held[name] += inside(one, interval(one["generation"], one["experts"], rest))
@@ -108,7 +108,7 @@ def test_eight_of_ten_sources_have_eight_of_ten_runs_inside():
     spread, runs of another about them.
     """
     shares = by_source()
-    assert len(shares) == 10 and min(shares.values()) >= 0.94  # as the manual says
+    assert len(shares) == 9 and min(shares.values()) >= 0.94  # as the manual says
     random = np.random.default_rng(0)
     bias = random.normal(0, BETWEEN, (20_000, 1))
     runs = bias + random.normal(0, WITHIN, (20_000, 200))
@@ -120,19 +120,50 @@ def test_eight_of_ten_sources_have_eight_of_ten_runs_inside():
 
 def test_the_interval_of_a_kind():
     dense = lambda cluster: Job(MODELS["llama-3-70b"], CLUSTERS[cluster], 128, 8192)
-    hopper, new = sure(dense("dgx-h100")), sure(dense("mi300x-node"))
-    assert generation("mi300x") == "" and new.high >= hopper.high > 1 / hopper.low - 1e-9
+    hopper = sure(dense("dgx-h100"))
     assert "dense models on Hopper GPUs" in hopper.of and hopper.runs >= 100
     for kind, (low, high) in ELSEWHERE.items():  # as wide as the runs of unknown sources need
         given = interval(*kind, published())
         assert given.low <= low and given.high >= high
-    oss = sure(Job(MODELS["gpt-oss-120b"], CLUSTERS["dgx-b200"], 128, 4096))
-    assert "gpt-oss" in oss.of and oss.high > 1.6
-    experts = sure(Job(MODELS["mixtral-8x7b"], CLUSTERS["dgx-h100"], 128, 4096))
-    assert experts.high > hopper.high and experts.apart > hopper.apart
-    # A kind that has fewer than ten runs gets the widest interval of the other kinds.
+    sources: dict = {}
+    for one in published():
+        sources.setdefault((one["generation"], one["experts"]), set()).add(source(one["set"]))
+    assert set(ELSEWHERE) == {kind for kind, names in sources.items() if len(names) >= SOURCES}
+    # Fewer than ten runs of a kind: what strangers' runs need.
     few = [one for one in published() if one["generation"] != "Hopper" or one["set"] == "Llama 3 405B, T4"]
     assert interval("Hopper", False, few)[:2] == widened(*ELSEWHERE["Hopper", False])
+
+
+@pytest.mark.parametrize(
+    "asked, kind",
+    [
+        ("llama-3-8b --gpus 64 --zero 3 --cluster mi300x-node", "dense models on such GPUs"),
+        ("mixtral-8x7b --gpus 128 --tp 8 --zero 1", "models with experts on Hopper GPUs"),
+        ("gpt-oss-120b --gpus 128 --tp 8 --ep 8 --zero 1 --cluster dgx-b200", "experts on Blackwell GPUs"),
+    ],
+)
+def test_a_kind_of_too_few_sources_has_no_interval(asked, kind, capsys):
+    """It is said in one sentence, in text, on the page and in JSON; a measured step takes the bias out."""
+
+    def out(*more: str) -> str:
+        assert main(["estimate", *asked.split(), *more]) == 0
+        return capsys.readouterr().out
+
+    made = json.loads(out("--json"))
+    assert made["sure"]["low"] is made["sure"]["high"] is None
+    said = out("--measured", f"{1.1 * made['step_seconds']:.4f} s")
+    assert said.count("no interval: fewer than 3 sources") == 1 and kind in said
+    assert "1.10 times what is predicted" in said and "80% interval" not in said
+    assert "the interval reaches" not in said
+    beside = json.loads(out("--measured", "100 s", "--json"))["measured"]
+    assert beside["inside"] is beside["low"] is beside["high"] is None
+
+
+def test_a_plan_of_a_kind_without_an_interval_says_so_on_the_page():
+    made = plan(Job(MODELS["mixtral-8x7b"], CLUSTERS["dgx-h100"], 128, 4096), gpus=64)
+    assert "no interval: fewer than 3 sources" in page(made) and "80% interval" not in page(made)
+    mine = narrowed(made.sure, (0.1,))
+    assert mine.low is None and mine.factor == pytest.approx(math.exp(0.1 / 2.5))
 
 
 @pytest.mark.parametrize("n, least", [(1, math.sqrt(2)), (3, math.sqrt(4 / 3))])
@@ -145,7 +176,7 @@ def test_measured_steps_of_a_source_take_its_bias_out(n, least):
     before, after, covered = np.array([with_measured(one, n) for one in sets]).T
     worse, most = sorted(after - before)[-2:]
     assert np.median(after) < np.median(before) and worse < 0.012 and most < 0.032
-    assert covered.mean() >= 0.8
+    assert np.nanmean(covered) >= 0.8
     for kind in ELSEWHERE:
         given = interval(*kind, published())
         own = narrowed(given, (0.1,) * n)

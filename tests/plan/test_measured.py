@@ -33,7 +33,6 @@ def test_units_of_what_was_measured():
     [
         (" iteration 9/ 50 | elapsed time per iteration (ms): 13105.3 | lr: 1", (13105.3, "ms")),
         ("step: 10  loss: 7.1  memory: 61.2GiB(64%)  tps: 6,667  tflops: 386.1", (6667, "tokens/s")),
-        ("tokens_per_sec: 9.1K | tokens_per_sec_per_gpu: 1.2K | lm_loss: 1.1", (1200, "tokens/s")),
     ],
 )
 def test_lines_of_logs(line, amount):

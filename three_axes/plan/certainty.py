@@ -20,21 +20,22 @@ from typing import NamedTuple
 import numpy as np
 
 from ..files import find
-from ..paper.hardware import GENERATIONS
 from ..table import Table
 from .job import Job
 
 INSIDE = 0.8  # of the runs
 ENOUGH = 10  # runs of a kind, and as many pairs
-# (generation, experts) -> 10th and 90th percentile of measured over predicted in 3,568 published runs of 38
-# sets that were not at hand, scored in November 2026 against these very predictions. Blackwell's dense runs
-# begin at 0.67, or at 0.84 where each set counts alike: their geometric mean is taken.
+# A kind with fewer sources at hand gets no interval: without one of them a single source or none would be
+# left, and from that nobody sees how far sources lie apart.
+SOURCES = 3
+# (generation, experts) of each kind with `SOURCES` sources at hand -> 10th and 90th percentile of measured
+# over predicted in 3,568 published runs of 38 sets that were not at hand, scored in November 2026 against
+# these very predictions. Blackwell's dense runs begin at 0.67, or at 0.84 where each set counts alike: their
+# geometric mean is taken.
 ELSEWHERE = {
     ("A100", False): (0.97, 1.47),
     ("Hopper", False): (0.92, 1.26),
     ("Blackwell", False): (0.75, 1.17),
-    ("Hopper", True): (0.86, 1.35),
-    ("Blackwell", True): (0.91, 1.58),
 }
 # Standard deviations of the logarithm in the same runs: within a source, and of the sources' biases.
 WITHIN, BETWEEN = 0.125, 0.13
@@ -51,19 +52,18 @@ HALF = NORMAL * BETWEEN + BELOW * WITHIN
 # than so many times what was predicted, nor less than that share, by a record of nanotron that the planner
 # had until November 2026.
 HELD = 1.13
-# gpt-oss: measured over predicted in the mean there. Its kernels are others than those that are counted.
-SLOWER_WITH_SINKS = 1.37
 
 
 class Sure(NamedTuple):
-    """low, high: times what is predicted, of seconds; held: times or divided by, of bytes. apart: how much
-    longer one layout must be predicted to take than another of the same job, as a share, to be slower; below
-    it is a tie. runs: how many published runs of the kind are at hand. of: which, in words. measured: how
-    many runs of the reader's own source there are; factor: what they make of the predicted seconds.
+    """low, high: times what is predicted, of seconds; None where the kind has no interval. held: times or
+    divided by, of bytes. apart: how much longer one layout must be predicted to take than another of the same
+    job, as a share, to be slower; below it is a tie. runs: how many published runs of the kind are at hand.
+    of: which, in words. measured: how many runs of the reader's own source there are; factor: what they make
+    of the predicted seconds.
     """
 
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     held: float
     apart: float
     runs: int
@@ -78,15 +78,18 @@ def published() -> list[dict]:
     return json.loads(find("data/planner_errors.json").read_text(encoding="utf-8"))
 
 
+def source(name: str) -> str:
+    """Who published a set: of 'Narayanan 2021, T1 (fitted)' 'Narayanan 2021'. NVIDIA's are one."""
+    first = name.partition(",")[0]
+    return "NVIDIA" if first in ("Megatron Bridge", "NeMo 24.07", "Automodel", "Megatron-Core") else first
+
+
 def sure(job: Job) -> Sure:
     """How sure a prediction for this job is. Where the job has runs of its own source (`Job.measured`), their
     mean error is taken out, shrunk towards none: of n runs n/(n + 1), since a source's bias is as large as
     the spread within it. What is left is √(1 + 1/n) times that spread, and never more than without them.
     """
     given = _of_kind(job.cluster.device.generation, bool(job.model.experts))
-    if job.model.sinks:
-        widest = SLOWER_WITH_SINKS * math.exp(NORMAL * WITHIN)
-        given = given._replace(high=max(given.high, widest), of=f"{given.of}, and gpt-oss's")
     return narrowed(given, job.measured)
 
 
@@ -99,38 +102,37 @@ def narrowed(given: Sure, measured: tuple[float, ...]) -> Sure:
     """With so many logarithms of measured over predicted of one source."""
     if not (n := len(measured)):
         return given
-    low, high = math.log(given.low), math.log(given.high)
-    middle, half, mean = (low + high) / 2, (high - low) / 2, sum(measured) / n
+    mean = sum(measured) / n
     scatter = sum((one - mean) ** 2 for one in measured) / max(1, n - 1)
     taken = n / (n + AGAINST * max(1.0, scatter / WITHIN**2))
+    given = given._replace(measured=n, factor=math.exp(taken * mean))
+    if given.low is None or given.high is None:
+        return given
+    low, high = math.log(given.low), math.log(given.high)
+    middle, half = (low + high) / 2, (high - low) / 2
     within = max(WITHIN, half / NORMAL / math.sqrt(2))
     half = min(half, NORMAL * within * math.sqrt(1 + 1 / n))
     middle *= 1 - taken
-    factor = math.exp(taken * mean)
-    low, high = math.exp(middle - half), math.exp(middle + half)
-    return given._replace(low=low, high=high, measured=n, factor=factor)
+    return given._replace(low=math.exp(middle - half), high=math.exp(middle + half))
 
 
 def interval(generation: str, experts: bool, sets: list[dict]) -> Sure:
-    """The interval of a kind of run: as wide as these sets need, and as `ELSEWHERE` says."""
+    """The interval of a kind of run: as wide as these sets need, and as `ELSEWHERE` says. A kind that is not
+    there has none.
+    """
     kind = lambda **is_: [one for one in sets if all(one[name] == value for name, value in is_.items())]
     called = "models with experts" if experts else "dense models"
-    known = [name for name in GENERATIONS if (name, experts) in ELSEWHERE]
-    many = {name: _all(kind(experts=experts, generation=name)) for name in known}
-    wide = {}
-    for name in known:
-        low, high = ELSEWHERE[name, experts]
-        if len(many[name]) >= ENOUGH:
-            there = _percentiles(kind(experts=experts, generation=name))
+    mine = kind(experts=experts, generation=generation)
+    runs, low, high = len(_all(mine)), None, None
+    if (generation, experts) in ELSEWHERE:
+        low, high = ELSEWHERE[generation, experts]
+        if runs >= ENOUGH:
+            there = _percentiles(mine)
             low, high = min(low, there[0]), max(high, there[1])
-        wide[name] = low, high
-    taken = [generation] if generation in known else known  # of a GPU that nobody measured: all
-    low, high = min(wide[name][0] for name in taken), max(wide[name][1] for name in taken)
-    low, high = widened(low, high)
-    runs = [error for name in taken for error in many[name]]
-    of = f"{called} on {' or '.join(taken)} GPUs"
+        low, high = widened(low, high)
+    of = f"{called} on {generation or 'such'} GPUs"
     apart = float(np.expm1(_spread(_all(kind(experts=experts), "differences"))))
-    return Sure(low, high, HELD, apart, len(runs), of)
+    return Sure(low, high, HELD, apart, runs, of)
 
 
 def widened(low: float, high: float) -> tuple[float, float]:
@@ -140,8 +142,12 @@ def widened(low: float, high: float) -> tuple[float, float]:
 
 
 def inside(one: dict, given: Sure | None = None) -> int:
-    """How many runs of a set lie in an interval: without one, in that which all other sets give."""
+    """How many runs of a set lie in an interval: without one, in that which all other sets give. Raises
+    ValueError for a kind that has none.
+    """
     given = given or _of_others(one)
+    if given.low is None or given.high is None:
+        raise ValueError(f"there is no interval for {given.of}")
     return sum(given.low <= math.exp(error) <= given.high for error in one["seconds"])
 
 
@@ -152,7 +158,7 @@ def _of_others(one: dict) -> Sure:
 
 def with_measured(one: dict, n: int, tries: int = 100) -> tuple[float, float, float]:
     """(median error without, with n measured runs of the set; share of the others inside the interval then),
-    in the mean over n runs of it drawn at random.
+    in the mean over n runs of it drawn at random. The share is NaN for a kind that has no interval.
     """
     random, errors, given = np.random.default_rng(0), np.array(one["seconds"]), _of_others(one)
     off, covered = [], []
@@ -161,7 +167,7 @@ def with_measured(one: dict, n: int, tries: int = 100) -> tuple[float, float, fl
         then, rest = narrowed(given, tuple(errors[chosen])), np.delete(errors, chosen)
         rest = rest - math.log(then.factor)
         off.append(np.median(np.abs(np.expm1(-rest))))
-        covered.append(np.mean((rest >= math.log(then.low)) & (rest <= math.log(then.high))))
+        covered.append(math.nan if then.low is None else inside({"seconds": rest}, then) / len(rest))
     before = float(np.median(np.abs(np.expm1(-errors))))
     return before, float(np.mean(off)), float(np.mean(covered))
 
@@ -175,7 +181,8 @@ def table() -> Table:
         sets = [one for one in published() if one["set"] == name]
         off, held = (np.expm1(np.negative(_all(sets, what))) for what in ("seconds", "memory"))
         size = lambda errors: f"{100 * np.abs(errors).mean():.1f} %" if len(errors) else ""
-        covered = f"{sum(map(inside, sets)) / len(off):.0%}"
+        sized = [one for one in sets if (one["generation"], one["experts"]) in ELSEWHERE]
+        covered = f"{sum(map(inside, sized)) / len(_all(sized)):.0%}" if sized else ""
         middle = f"{100 * np.median(np.abs(off)):.1f} %"
         bias, constant = f"{100 * off.mean():+.1f} %", f"{100 * sets[0]['constant']:.1f} %"
         errors = size(off), middle, bias, constant, sets[0]["peer"]

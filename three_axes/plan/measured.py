@@ -22,13 +22,9 @@ from .planner import plan
 from .stages import layers_on_rank
 from .step import estimate
 
-# Pattern in a line of a log -> unit of its number. Megatron-LM prints milliseconds of a step, torchtitan and
-# nanotron tokens a second of one GPU, nanotron with a k or M behind.
-LINES = {
-    r"elapsed time per iteration \(ms\): *([\d.,]+[kKM]?)": "ms",
-    r"\btps: *([\d.,]+[kKM]?)": "tokens/s",
-    r"tokens_per_sec_per_gpu: *([\d.,]+[kKM]?)": "tokens/s",
-}
+# Pattern in a line of a log -> unit of its number. Megatron-LM prints milliseconds of a step, torchtitan
+# tokens a second of one GPU.
+LINES = {r"elapsed time per iteration \(ms\): *([\d.,]+[kKM]?)": "ms", r"\btps: *([\d.,]+[kKM]?)": "tokens/s"}
 _AMOUNT = rf"([\d.,]+[kKM]?) *(s|ms|tokens/s|(?:(?:{'|'.join(FLOPS)}) )?TFLOP/s)(?:/GPU)?"
 SIZES = tuple(axis.name for axis in AXES)
 # A word, or several, in a layout -> the fields that they set.
@@ -66,7 +62,7 @@ def _amount(text: str) -> tuple[float, str]:
         raise ValueError(
             f"no time or speed in {text.strip()[:60]!r}: give 4.1 s, 1,100 tokens/s or 450 TFLOP/s of one"
             " GPU, or a log's line: Megatron-LM's 'elapsed time per iteration (ms): 4123.4', torchtitan's"
-            " 'tps: 1,234', nanotron's 'tokens_per_sec_per_gpu: 1.2K'"
+            " 'tps: 1,234'"
         )
     number = found[1].replace(",", "")
     try:
@@ -113,21 +109,23 @@ def _value(word: str) -> int | str:
 class Beside(NamedTuple):
     """A measured step, compared with the estimate of its layout. ratio: measured seconds over predicted ones.
     mfu: as `Estimate.mfu`, of the printed dense half-precision FLOP/s. inside: whether the step lies in the
-    interval of the estimate, from low to high, in seconds.
+    interval of the estimate, from low to high, in seconds; all three are None where the kind has none.
     """
 
     step_seconds: float
     ratio: float
     mfu: float
-    inside: bool
-    low: float
-    high: float
+    inside: bool | None = None
+    low: float | None = None
+    high: float | None = None
 
     def __str__(self) -> str:
         where = "inside" if self.inside else "longer than" if self.ratio > 1 else "shorter than"
         return (
             f"measured: {self.step_seconds:.2f} s, {self.ratio:.2f} times what is predicted, MFU"
-            f" {self.mfu:.1%} (attention whole, dense FLOP/s); {where} the 80% interval"
+            f" {self.mfu:.1%} (attention whole, dense FLOP/s)"
+            + f"; {where} the 80% interval"
+            * (self.inside is not None)
         )
 
 
@@ -145,8 +143,11 @@ def of_this_layout(job: Job, layout: Layout, texts: Sequence[str]) -> tuple[Job,
     seconds = _seconds(job, layout, mine[0], *read(mine[0])[1:])
     made = estimate(job, layout)
     ratio, sure = seconds / made.step_seconds, made.sure
+    beside = Beside(seconds, ratio, made.mfu / ratio)
+    if sure.low is None or sure.high is None:
+        return job, beside
     low, high = (times * made.step_seconds for times in (sure.low, sure.high))
-    return job, Beside(seconds, ratio, made.mfu / ratio, low <= seconds <= high, low, high)
+    return job, beside._replace(inside=low <= seconds <= high, low=low, high=high)
 
 
 def of_your_source(job: Job, texts: Sequence[str], **sizes: int | None) -> tuple[Job, dict[Layout, float]]:
@@ -199,7 +200,7 @@ def _filled(job: Job, fields: dict[str, Any]) -> Layout:
 
 def step_seconds(job: Job, layout: Layout, value: float, unit: str) -> float:
     """Seconds of a step. unit: as returned by `read`. TFLOP/s may count attention whole (Megatron-LM,
-    nanotron, torchtitan, and by default), its causal half (Llama 3), or all operations of the hardware, with
+    torchtitan, and by default), its causal half (Llama 3), or all operations of the hardware, with
     recomputed layers twice (Narayanan 2021).
     """
     if unit in ("s", "ms"):

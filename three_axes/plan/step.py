@@ -11,7 +11,7 @@ import numpy as np
 from ..paper.axes import ALWAYS, NAMED
 from ..paper.hardware import WITHOUT_BF16
 from ..table import Table, human
-from .certainty import Sure, sure
+from .certainty import SOURCES, Sure, sure
 from .cost import FORMULAS, constants, step_terms
 from .job import Job
 from .layout import Layout
@@ -84,7 +84,7 @@ class Estimate:
         take longer by as much as it would with half of that network.
         """
         given = sure(self.job)
-        if not self.network_is_assumed:
+        if not self.network_is_assumed or given.high is None:
             return given
         half = replace(self.job.cluster, inter_node_bandwidth=self.job.cluster.inter_node_bandwidth / 2)
         slow = sum(map(float, step_terms(replace(self.job, cluster=half), self.layout).values()))
@@ -168,8 +168,15 @@ class Estimate:
         )
 
     def interval(self) -> str:
-        """A sentence with the interval of 8 of 10 runs, of an unknown source or of the reader's own."""
+        """A sentence with the interval of 8 of 10 runs, of an unknown source or of the reader's own, or why
+        there is none.
+        """
         seconds, size, sure = self.step_seconds, self.memory_bytes, self.sure
+        if sure.low is None or sure.high is None:
+            return (
+                f"no interval: fewer than {SOURCES} sources at hand measured {sure.of}, too few to see how"
+                " far sources lie apart"
+            )
         own = f", and {sure.measured} of your own" * bool(sure.measured)
         return (
             f"80% interval: {sure.low * seconds:.2f} to {sure.high * seconds:.2f} s,"
@@ -195,8 +202,9 @@ class Estimate:
         if self.network_is_assumed:
             nodes = -(-self.layout.ranks // self.job.cluster.gpus_per_node)
             sentences.append(
-                f"assumed: the network between {nodes:,} nodes keeps its speed; the interval reaches to half"
-                " of it. Measure an all-reduce over all of them: `busbw` of a cluster's file"
+                f"assumed: the network between {nodes:,} nodes keeps its speed"
+                + "; the interval reaches to half of it" * (self.sure.high is not None)
+                + ". Measure an all-reduce over all of them: `busbw` of a cluster's file"
             )
         if (waits := self.time.get("waiting for the host", 0.0) / self.step_seconds) > WORTH_SAYING:
             launch = 1e6 * self.job.framework.launch_seconds
