@@ -73,8 +73,6 @@ def _job(sub: argparse.ArgumentParser, many: str | None) -> None:
     """Add what is trained, and on which cluster. many: how many models argparse reads (its nargs)."""
     sub.add_argument("--json", action="store_true", help="print JSON")
     _names(sub.add_argument("model", nargs=many, help=f"{', '.join(MODELS)}, or a JSON file"), MODELS)
-    help = "the model card's number of parameters, 8.03B, to check the computed one"
-    sub.add_argument("--parameters", metavar="N", help=help)
     where = f"{', '.join(CLUSTERS)}, or a JSON file"
     _names(sub.add_argument("--cluster", default="dgx-h100", help=where), CLUSTERS)
     help = "in a step, over all GPUs: sequences, or tokens with a letter, 4M (%(default)s)"

@@ -52,8 +52,7 @@ def job_of(args) -> Job:
             "zeros_in_pipeline": args.zero and tuple(z for z in args.zero if z in piped),
         }
     framework = find_framework(args.framework, **changed)
-    parameters = None if args.parameters is None else _number(args.parameters, of="parameters")
-    model, cluster = find_model(args.model, parameters), find_cluster(args.cluster)
+    model, cluster = find_model(args.model), find_cluster(args.cluster)
     four_bit = "4-bit" in args.switches
     if args.lora is None and four_bit:
         raise ValueError("4-bit weights are frozen ones: give --lora too, the adapters' rank, 16 say")
@@ -83,7 +82,7 @@ def _batch(args) -> int:
     )
 
 
-def _number(text: str, thousand: int = 1000, of: str = "tokens") -> float:
+def _number(text: str, thousand: int = 1000) -> float:
     """'4M' -> 4e6."""
     powers = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4}
     digits = text.rstrip("kKmMbBgGtT")
@@ -92,7 +91,7 @@ def _number(text: str, thousand: int = 1000, of: str = "tokens") -> float:
     except (ValueError, KeyError, OverflowError):
         number = 0.0
     if not 0 < number < 1e18:
-        raise ValueError(f"{plain(text)!r} is no number of {of}, such as 4M, 15T or 4194304")
+        raise ValueError(f"{plain(text)!r} is no number of tokens, such as 4M, 15T or 4194304")
     return number
 
 

@@ -84,14 +84,14 @@ _ATTENTION = ("full_attention", "attention")  # of `layer_types`
 _WINDOWED = ("sliding_attention", "chunked_attention")  # of `layer_types`
 
 
-def from_config(path: Path, parameters: float | None = None) -> ModelShape:
-    """Read a shape from a JSON file. parameters: the number in the model card, which the file may contain
-    too.
+def from_config(path: Path) -> ModelShape:
+    """Read a shape from a JSON file. With a key "parameters", the number in the model card, the computed
+    number is checked.
 
     DeepSeek-V3 is read without the module that predicts a second token, which its printed size also omits.
     Raises ValueError with a sentence for a file that cannot be read, for a feature without a price here, for
     a key that is neither read nor known to change nothing, and for an unknown model_type, unless the file
-    says whether it is gated and tied, and a number of parameters is given to check the shape.
+    says whether it is gated and tied, and has a number of parameters to check the shape.
     """
     config = read_object(path, "model")
     kind = config.get("model_type", "")
@@ -99,13 +99,13 @@ def from_config(path: Path, parameters: float | None = None) -> ModelShape:
         raise ValueError(f'{path.name}: model_type is {kind!r}; it is a name, as "llama"')
     _refuse_unread(path, config, kind)
     _refuse_other_layers(path, config, kind)
-    card = config.get("parameters", parameters)
+    card = config.get("parameters")
     if kind and kind not in _KINDS and (card is None or not {"gated", "tied"} <= set(config)):
         raise ValueError(
             f"{path}: the layers of model_type {kind!r} are not known here; known are"
             f' {", ".join(sorted(_KINDS))}. If all are a usual decoder\'s, add "gated" (three matrices in the'
-            ' feed-forward, or two) and "tied" (head and embedding one), each true or false, and give'
-            " --parameters N, from the model card: the count is held against it"
+            ' feed-forward, or two) and "tied" (head and embedding one), each true or false, and'
+            ' "parameters", from the model card: the count is held against it'
         )
     config = _with_defaults(path, config, kind)
     known = dict(_KINDS.get(kind, {}))
@@ -268,7 +268,7 @@ def _refuse_unread(path: Path, config: dict, kind: str) -> None:
         what = f"{kind} has recurrent layers ({_RECURRENT[kind]}), which are not priced here: {what}"
     raise ValueError(
         f"{path}: {what} not read. Of a model that also sees, give text_config as a file of its own; take out"
-        " what changes no layer, and hold the count against the model card with --parameters N"
+        ' what changes no layer, and add "parameters", from the model card: the count is held against it'
     )
 
 

@@ -75,21 +75,17 @@ MODELS: dict[str, ModelShape] = {
 }
 
 
-def find_model(name: str, parameters: float | None = None) -> ModelShape:
+def find_model(name: str) -> ModelShape:
     """A shape by name, or from a JSON file: ours, or a Hugging Face config.json of a decoder (see `configs`).
 
-    parameters: the number in its card; the computed number may differ by 0.1 %. Raises ValueError with one
-    sentence for an unknown name (with the nearest), an unreadable file, a file without the needed numbers,
-    and a model with layers that are not priced here.
+    Raises ValueError with one sentence for an unknown name (with the nearest), an unreadable file, a file
+    without the needed numbers, and a model with layers that are not priced here.
     """
     model = MODELS.get(name.lower())
-    if not model or parameters is not None:
-        from .configs import check_parameters, from_config
+    if not model and is_file(name):
+        from .configs import from_config
 
-        if not model and is_file(name):
-            model = from_config(Path(name), parameters)
-        if model and parameters is not None:
-            check_parameters(model, parameters)
+        model = from_config(Path(name))
     if model:
         return model
     raise ValueError(f"unknown model {unknown(name, MODELS)}, or give a config.json")
