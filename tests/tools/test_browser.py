@@ -204,7 +204,7 @@ SEEN = """() => {
 
 CORES = [  # the others, which are built of the same parts, once a week
     pytest.param(
-        f"{drop:02}", marks=pytest.mark.slow if drop in (1, 2, 5, 7, 9, 13, 14) else pytest.mark.exhaustive
+        f"{drop:02}", marks=pytest.mark.slow if drop in (1, 5, 7, 13, 14) else pytest.mark.exhaustive
     )
     for drop in range(1, 15)
 ]
@@ -374,10 +374,16 @@ def test_training_as_it_goes_a_card_and_the_final(notebook):
     final.get_by_text("Read again: drop 02").wait_for(timeout=MINUTE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "notebook, module", [("b1", b1), ("b2", b2), ("b3", b3), ("b4", b4), ("b5", b5)], indirect=["notebook"]
-)
+BEYOND = [  # the others once a week
+    pytest.param("b1", b1, marks=pytest.mark.exhaustive),
+    pytest.param("b2", b2, marks=pytest.mark.exhaustive),
+    pytest.param("b3", b3, marks=pytest.mark.exhaustive),
+    pytest.param("b4", b4, marks=pytest.mark.slow),
+    pytest.param("b5", b5, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("notebook, module", BEYOND, indirect=["notebook"])
 def test_beyond_run_a_mistake_is_named_and_every_solution_passes(notebook, module):
     notebook.run_all()
     assert notebook.errors() == []
