@@ -109,7 +109,7 @@ def no_gpu() -> str:
 def main() -> int:
     kind = next((option for option in MINUTES if option in sys.argv), "")
     # No live output, because it differs from run to run.
-    environ = dict([MARK], **os.environ, THREE_AXES_STREAM_AFTER="60", THREE_AXES_PROGRESS="")
+    environ = os.environ | {MARK[0]: MARK[1], "THREE_AXES_STREAM_AFTER": "60", "THREE_AXES_PROGRESS": ""}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # thousands of processes would each compile the same files
     workers = max(2, os.cpu_count() or 2)  # more of them run into the tests' own timeouts
     if kind == "--gpu":
