@@ -119,6 +119,13 @@ class Work(NamedTuple):
         return Work(seconds, wide(self.host), spread(self.routed, which))
 
 
+def uncovered(sent, free, least: float):
+    """Seconds of communication that do not run under `free` seconds of computation, and at least the share
+    `least` of all `sent` seconds. Takes arrays.
+    """
+    return np.maximum(sent - free, least * sent)
+
+
 def durations(ops: list[Op], job: Job, layout: Layout, c: Constants) -> list:
     """Seconds of all calls of each operation. If a collective may run while products compute, only the
     seconds that the products do not cover are counted, and at least the share `exposed` of all of them.
@@ -135,7 +142,7 @@ def durations(ops: list[Op], job: Job, layout: Layout, c: Constants) -> list:
     for op, one in zip(ops, took):
         if op.block and not op.collective:
             products[op.block, op.phase] = products.get((op.block, op.phase), 0.0) + one
-    hidden = lambda op, one: np.maximum(one - products.get((op.block, op.under), 0.0), c.exposed * one)
+    hidden = lambda op, one: uncovered(one, products.get((op.block, op.under), 0.0), c.exposed)
     hides = job.framework.hides
     return [hidden(op, one) if op.hides in hides else one for op, one in zip(ops, took)]
 
@@ -160,7 +167,7 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
         # The part that is longer than all computation.
         sent = made.part("expert parallel")
         computed = sum(made.part(part) for part in COMPUTED if part in seconds)
-        shown = np.maximum(sent - computed, c.exposed * sent) / np.maximum(sent, 1e-30)
+        shown = uncovered(sent, computed, c.exposed) / np.maximum(sent, 1e-30)
         seconds["expert parallel"] = {phase: s * shown for phase, s in seconds["expert parallel"].items()}
     return made
 
@@ -239,7 +246,7 @@ def step_terms(
     message = seconds_of(between_stages(job, layout), job, layout, c)
     shown = message
     if "sends" in job.framework.hides and layout.pipeline.chunks == 0:
-        shown = np.maximum(message - inner / layout.chunks / 2, c.exposed * message)
+        shown = uncovered(message, inner / layout.chunks / 2, c.exposed)
     terms["pipeline sends"] = many * 2.0 * (m * layout.chunks * shown + (p - 1) * message)
     # The time in which the slowest stage is idle.
     end_slows = (last >= first) & (last > inner)
@@ -287,19 +294,19 @@ def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[O
         times = op.calls if op.collective else 1
         took[op.name] = took.get(op.name, 0.0) + times * seconds_of(op, job, layout, c)
     shown = took["copies"] + took.get("gradient of a tied head", 0.0)
-    under = lambda sent, free: np.maximum(sent - free, c.exposed * sent)
     every = (zero == 2) & job.framework.reduces_each  # microbatch
     # Gradients of the last microbatch run under its backward, or of all where each reduces its own; ZeRO-3's
     # weights come under all that is computed, and share the links with its gradients.
     free = np.where(zero == 3, m * both, np.where(every, m, 1) * backward)
     sent = took["gradients"] + took["gathered weights"]
-    gradients = under(sent, free) if "gradients" in hides else sent
+    gradients = uncovered(sent, free, c.exposed) if "gradients" in hides else sent
     if job.framework.fsdp:
         gradients = np.where(zero == 3, _fsdp(job, layout, c, m, both, backward, took), gradients)
     shown = shown + gradients
     updated = took["updated weights"]
-    hidden = under(updated, both - backward)
-    return shown + (hidden if "updated weights" in hides else updated), took["optimizer"]
+    if "updated weights" in hides:
+        updated = uncovered(updated, both - backward, c.exposed)
+    return shown + updated, took["optimizer"]
 
 
 def _fsdp(job: Job, layout: Layout, c: Constants, m, both, backward, took: dict[str, Any]):
@@ -308,14 +315,15 @@ def _fsdp(job: Job, layout: Layout, c: Constants, m, both, backward, took: dict[
     all of them under all that is computed. What they run under is slowed: see `Constants.slowed`.
     """
     gathers, scatters = took["gathered weights"], took["gradients"]
-    under = lambda sent, free: np.maximum(sent - free, c.slowed * sent)
     ends = {"F": 0.0, "I": 0.0}
     for op in unhidden(job, layout):
         ends[op.phase] = ends[op.phase] + seconds_of(op, job, layout, c)
     passes = (gathers / 2, "F", both - backward), (gathers / 2 + scatters, "I", backward)
     alone = [np.minimum(m * ends[phase], sent) for sent, phase, _ in passes]
-    shown = sum(end + under(sent - end, m * free) for end, (sent, _, free) in zip(alone, passes))
-    return np.where(np.asarray(layout.pp) > 1, under(gathers + scatters, m * both), shown)
+    shown = sum(
+        end + uncovered(sent - end, m * free, c.slowed) for end, (sent, _, free) in zip(alone, passes)
+    )
+    return np.where(np.asarray(layout.pp) > 1, uncovered(gathers + scatters, m * both, c.slowed), shown)
 
 
 FORMULAS = {
