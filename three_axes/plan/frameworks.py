@@ -257,26 +257,38 @@ MEGATRON = Framework(
     recomputes=("none", "selective", "modules", "full"),
     recomputes_some=True,
 )
-TRANSFORMERS = Framework(
-    name="transformers",
-    source="models/qwen3/modeling_qwen3.py at 000c33f (a norm keeps a float32 copy of its input and what its"
-    " weight multiplies; positions one operation at a time), loss/loss_utils.py at 0114da0 (float32 scores),"
-    " integrations/sdpa_attention.py at 00c238b; FSDP2 around each layer, embedding and head, with float32"
-    " parameters and bfloat16 computing, as Accelerate's utils/fsdp_utils.py at 16cb6eb has it; no compiler",
+TORCHTITAN = Framework(
+    name="torchtitan",
+    source="parallel_dims.py (pp, dp, cp, tp), job_config.py (bfloat16 copies of float32 parameters,"
+    " float32 reductions), fsdp.py (no resharding in a pipeline), activation_checkpoint.py; FSDP2, no"
+    " compiler",
     weight_bytes=4,
     gradient_bytes=4,
     optimizer_bytes=8,
-    norm_bytes=6,
     fused=False,
     fused_loss=False,
     fused_sums=False,
     regathers=False,
     splits_sends=False,
     fsdp=True,
+    # Seven of PyTorch's FSDP, peak reserved over peak active: 1.07 to 1.35, median 1.26
+    # (llama-cookbook, pull requests 41, 165 and 650, issue 120). Less with expandable segments, which
+    # its own script sets.
     reserves=1.26,
-    axes=("dp",),
     zeros=(3,),
     zeros_in_pipeline=(3,),
+    recomputes=("none", "per-op", "full"),
+    context="gather",
+)
+TRANSFORMERS = replace(
+    TORCHTITAN,
+    name="transformers",
+    source="models/qwen3/modeling_qwen3.py at 000c33f (a norm keeps a float32 copy of its input and what its"
+    " weight multiplies; positions one operation at a time), loss/loss_utils.py at 0114da0 (float32 scores),"
+    " integrations/sdpa_attention.py at 00c238b; FSDP2 around each layer, embedding and head, with float32"
+    " parameters and bfloat16 computing, as Accelerate's utils/fsdp_utils.py at 16cb6eb has it; no compiler",
+    norm_bytes=6,
+    axes=("dp",),
     recomputes=("none", "full"),
 )
 FRAMEWORKS: dict[str, Framework] = {
@@ -297,29 +309,7 @@ FRAMEWORKS: dict[str, Framework] = {
             once_a_node=True,
             fused_experts=True,
         ),
-        Framework(
-            name="torchtitan",
-            source="parallel_dims.py (pp, dp, cp, tp), job_config.py (bfloat16 copies of float32 parameters,"
-            " float32 reductions), fsdp.py (no resharding in a pipeline), activation_checkpoint.py; FSDP2, no"
-            " compiler",
-            weight_bytes=4,
-            gradient_bytes=4,
-            optimizer_bytes=8,
-            fused=False,
-            fused_loss=False,
-            fused_sums=False,
-            regathers=False,
-            splits_sends=False,
-            fsdp=True,
-            # Seven of PyTorch's FSDP, peak reserved over peak active: 1.07 to 1.35, median 1.26
-            # (llama-cookbook, pull requests 41, 165 and 650, issue 120). Less with expandable segments, which
-            # its own script sets.
-            reserves=1.26,
-            zeros=(3,),
-            zeros_in_pipeline=(3,),
-            recomputes=("none", "per-op", "full"),
-            context="gather",
-        ),
+        TORCHTITAN,
         Framework(
             name="deepspeed",
             source="pipe/topology.py (pipe, data, model), pipe/engine.py (no ZeRO-2 or 3 in a pipeline),"
