@@ -27,7 +27,6 @@ from three_axes.plan.memory import (
 )
 from three_axes.plan.models import MODELS, ModelShape
 from three_axes.plan.operations import layer
-from three_axes.plan.possible import check
 from three_axes.plan.stages import can_be_spread, layers_on_rank
 from three_axes.plan.validation import gpt
 
@@ -274,7 +273,7 @@ def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, re
 def test_refusals_name_the_nearest(layout, sentence):
     gpus = 64 if "GPUs" in sentence or "interleav" in sentence else None
     with pytest.raises(ValueError, match=sentence):
-        check(LLAMA, layout, 128, gpus)
+        Job(LLAMA, global_batch=128).check(layout, gpus)
 
 
 THIRTY_NINETY = replace(DEVICES["a10g"], name="rtx3090", flops=71e12, achievable=60e12, memory=25.4e9)

@@ -111,7 +111,9 @@ def test_schedules_that_split_backward_are_asked_for():
     assert everything.best.seconds <= usual.best.seconds
     assert len({row.layout for row in rows(everything)}) == len(rows(everything)) == everything.looked_at
     for row in rows(everything):
-        check(LLAMA3, row.layout, 128)  # raises if the planner tries a layout that is impossible
+        Job(LLAMA3, global_batch=128).check(
+            row.layout
+        )  # raises if the planner tries a layout that is impossible
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_schedules_that_split_backward_are_asked_for():
 )
 def test_schedules_that_split_backward_are_refused_in_a_sentence(layout, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        check(LLAMA3, layout, 128)
+        Job(LLAMA3, global_batch=128).check(layout)
 
 
 @pytest.mark.parametrize(

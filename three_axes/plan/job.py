@@ -173,8 +173,8 @@ class Job:
         check_size(layout, self.global_batch, self.seq_len)
 
     def check_kind(self, layout: Layout, gpus: int | None = None) -> None:
-        """Of `check` what holds for every batch and every length of a sequence."""
-        check(self.model, layout, None, gpus)
+        """The part of `check` that holds for every batch and every length of a sequence."""
+        check(self.model, layout, gpus)
         name, axes = self.framework.name, self.framework.axes
         for axis, size in layout.axes._asdict().items():
             if size > 1 and axis not in axes:

@@ -12,16 +12,11 @@ from .shape import ModelShape
 from .stages import can_be_spread
 
 
-def check(
-    model: ModelShape,
-    layout: Layout,
-    global_batch: int | None = None,
-    gpus: int | None = None,
-    seq_len: int | None = None,
-) -> None:
-    """Refuse an impossible layout, in one sentence with the nearest valid choice.
+def check(model: ModelShape, layout: Layout, gpus: int | None = None) -> None:
+    """Refuse a layout that is impossible for every batch and every length of a sequence, in one sentence with
+    the nearest valid choice.
 
-    For one layout of plain numbers. Raises ValueError. global_batch: sequences in one step over all ranks.
+    For one layout of plain numbers. Raises ValueError.
     """
     t, p, v = layout.tp, layout.pp, layout.interleave
     for name in (*Axes._fields, "microbatch", "interleave"):
@@ -87,36 +82,36 @@ def check(
                 f"{layout.schedule} has two stages on each of {p} ranks, and {model.layers} layers do not"
                 f" divide over {2 * p}; take ZB-H1, or another pp"
             )
-    check_size(layout, global_batch, seq_len)
 
 
-def check_size(layout: Layout, global_batch: int | None = None, seq_len: int | None = None) -> None:
-    """Of `check` what depends on the size of a step: whether its batch and its sequences divide."""
+def check_size(layout: Layout, global_batch: int, seq_len: int) -> None:
+    """Refuse a layout over which the step's batch or its sequences do not divide. global_batch: sequences in
+    one step over all ranks. Raises ValueError.
+    """
     d, p, b = layout.dp, layout.pp, layout.microbatch
-    if layout.cp > 1 and seq_len is not None and seq_len % (2 * layout.cp):
+    if layout.cp > 1 and seq_len % (2 * layout.cp):
         raise ValueError(
             f"cp {layout.cp} cuts each sequence into {2 * layout.cp} pieces, and {seq_len} tokens do not"
             f" divide by that; take a sequence of {max(1, seq_len // (2 * layout.cp)) * 2 * layout.cp}, or"
             " another cp"
         )
-    if global_batch is not None:
-        whole("global_batch", global_batch)
-        if global_batch % (d * b):
-            raise ValueError(
-                f"a batch of {global_batch} does not divide by dp·microbatch = {d}·{b} = {d * b}; "
-                f"take {max(1, global_batch // (d * b)) * d * b}, or another microbatch"
-            )
-        m = global_batch // (d * b)
-        if layout.pipeline.chunks == 0 and m % p:
-            raise ValueError(
-                f"interleaving needs a multiple of pp = {p} microbatches, and there are {m}; take a batch of"
-                f" {(m // p + 1) * p * d * b}, another microbatch, or 1F1B"
-            )
-        if m < (needed := p * layout.pipeline.fills):
-            raise ValueError(
-                f"{layout.schedule} fills {p} stages with {needed} microbatches, and there are {m}; take a"
-                " smaller microbatch, or 1F1B"
-            )
+    whole("global_batch", global_batch)
+    if global_batch % (d * b):
+        raise ValueError(
+            f"a batch of {global_batch} does not divide by dp·microbatch = {d}·{b} = {d * b}; "
+            f"take {max(1, global_batch // (d * b)) * d * b}, or another microbatch"
+        )
+    m = global_batch // (d * b)
+    if layout.pipeline.chunks == 0 and m % p:
+        raise ValueError(
+            f"interleaving needs a multiple of pp = {p} microbatches, and there are {m}; take a batch of"
+            f" {(m // p + 1) * p * d * b}, another microbatch, or 1F1B"
+        )
+    if m < (needed := p * layout.pipeline.fills):
+        raise ValueError(
+            f"{layout.schedule} fills {p} stages with {needed} microbatches, and there are {m}; take a"
+            " smaller microbatch, or 1F1B"
+        )
 
 
 def _check_heads(model: ModelShape, t: int, gpus: int | None) -> None:
