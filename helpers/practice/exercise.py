@@ -106,17 +106,21 @@ def right(text: str, *figures) -> Answer:
     return Answer("right", text, None, list(figures))
 
 
-def line(yours: object, wanted: float, because: str, hint: str) -> Answer:
-    """A reader's first line in a drop: one number, compared with `wanted`, within 2 %. because: the text for
-    a right number. hint: the text for a wrong one. The check does not count as an attempt.
+def line(wanted: float, because: str, hint: str) -> Callable[[object], Answer]:
+    """The check of a reader's first line in a drop: one number, compared with `wanted`, within 2 %. because:
+    the text for a right number. hint: the text for a wrong one. The check does not count as an attempt.
     """
-    if yours is ...:
-        return Answer("not started", "Write a number in place of the dots, and run this cell again.")
-    if not isinstance(yours, int | float):
-        return wrong("no number", f"{yours!r} is no number.")
-    if abs(yours - wanted) <= abs(wanted) / 50:
-        return right(because)
-    return wrong("another number", f"{yours:,} is not it. {hint}")
+
+    def first_line(yours: object) -> Answer:
+        if yours is ...:
+            return Answer("not started", "Write a number in place of the dots, and run this cell again.")
+        if not isinstance(yours, int | float):
+            return wrong("no number", f"{yours!r} is no number.")
+        if abs(yours - wanted) <= abs(wanted) / 50:
+            return right(because)
+        return wrong("another number", f"{yours:,} is not it. {hint}")
+
+    return first_line
 
 
 class NotCounted(Exception):

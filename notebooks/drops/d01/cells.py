@@ -5,7 +5,7 @@ from __future__ import annotations
 from drops import measured
 from drops.measured import Step
 from helpers import toy
-from helpers.practice import Answer, line
+from helpers.practice import line
 from helpers.ranks import World
 from three_axes.count import Traffic
 from three_axes.table import human
@@ -34,11 +34,9 @@ def answer(runs: dict[str, tuple[Traffic, float]]) -> tuple[str, str]:
     )
 
 
-def first_line(yours: object) -> Answer:
-    """The reader's first line: megabytes of all gradients of the toy."""
-    return line(
-        yours,
-        13.2,
-        "3,297,792 · 4 bytes are 13.2 MB. Soon you see how often they travel.",
-        "Multiply the parameters by 4, and divide by a million.",
-    )
+# The reader's first line: megabytes of all gradients of the toy.
+first_line = line(
+    13.2,
+    "3,297,792 · 4 bytes are 13.2 MB. Soon you see how often they travel.",
+    "Multiply the parameters by 4, and divide by a million.",
+)

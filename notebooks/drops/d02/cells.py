@@ -10,7 +10,7 @@ import torch.distributed as dist
 from drops import measured
 from drops.measured import Step
 from helpers import toy
-from helpers.practice import Answer, line
+from helpers.practice import line
 from helpers.ranks import World
 
 OPTIMIZERS = {"SGD": (torch.optim.SGD, 0.1), "AdamW": (torch.optim.AdamW, 0.001)}  # name -> (class, rate)
@@ -75,8 +75,5 @@ def answer(sent: float, options: Sequence[str]) -> tuple[str, str]:
     return next(fits, f"none of these: {sent:.2f}·S"), why
 
 
-def first_line(yours: object) -> Answer:
-    """The reader's first line: examples of a rank."""
-    return line(
-        yours, 2, "Each rank has 2 of the 8, and all of the model.", "The ranks share the batch evenly."
-    )
+# The reader's first line: examples of a rank.
+first_line = line(2, "Each rank has 2 of the 8, and all of the model.", "The ranks share the batch evenly.")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from drops import measured
 from drops.measured import Step
 from helpers import toy
-from helpers.practice import Answer, line
+from helpers.practice import line
 from helpers.ranks import World, current
 from three_axes.count import Timeline
 from three_axes.paper import SCHEDULES, Schedule
@@ -58,11 +58,9 @@ def answer(timeline: Timeline, shares: dict[str, float]) -> tuple[str]:
     return (nearest if fits else f"none of these: {worked:.0%} of it",)
 
 
-def first_line(yours: object) -> Answer:
-    """The reader's first line: numbers that cross a boundary forward."""
-    return line(
-        yours,
-        8 * 32 * 256,
-        "8 · 32 · 256 numbers, whatever the layers hold. Each takes 4 bytes: 262 kB.",
-        "Drop 01: multiply b, s and h.",
-    )
+# The reader's first line: numbers that cross a boundary forward.
+first_line = line(
+    8 * 32 * 256,
+    "8 · 32 · 256 numbers, whatever the layers hold. Each takes 4 bytes: 262 kB.",
+    "Drop 01: multiply b, s and h.",
+)

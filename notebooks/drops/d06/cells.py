@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, PrepareModuleInput,
 from drops.measured import BUSY
 from helpers import toy
 from helpers.emulate import networks
-from helpers.practice import Answer, line
+from helpers.practice import line
 from helpers.ranks import World, current, memory, span
 from three_axes.count import Timeline, Traffic, shortest
 from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate, find_model
@@ -179,11 +179,9 @@ def answer(near: Timeline, far: Timeline) -> tuple[str, str]:
     return (option, why) if option else (f"none of these: {times:.1f} times as long", BUSY)
 
 
-def first_line(yours: object) -> Answer:
-    """The reader's first line: all-reduces of a step of the toy under tensor parallelism."""
-    return line(
-        yours,
-        16,
-        "4 layers, 4 all-reduces each. In each of them the ranks wait.",
-        "Multiply the layers by the all-reduces of one layer, forward and backward.",
-    )
+# The reader's first line: all-reduces of a step of the toy under tensor parallelism.
+first_line = line(
+    16,
+    "4 layers, 4 all-reduces each. In each of them the ranks wait.",
+    "Multiply the layers by the all-reduces of one layer, forward and backward.",
+)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from drops.d04 import step_by, timed_step
 from helpers import toy
-from helpers.practice import Answer, line
+from helpers.practice import line
 from helpers.ranks import World, current, memory
 from three_axes.count import Timeline, Traffic, clock
 from three_axes.paper import SCHEDULES, Schedule, simulate, simulation
@@ -88,11 +88,7 @@ def answer(gpipe: simulation.Timeline, f1b1: simulation.Timeline) -> tuple[str, 
     return smaller, why, "Computed"
 
 
-def first_line(yours: object) -> Answer:
-    """The reader's first line: the share of time in which one of four stages works, with one batch."""
-    return line(
-        yours,
-        0.25,
-        "One of four works at a time: 1/p.",
-        "One batch is in one stage at a time, and there are p.",
-    )
+# The reader's first line: the share of time in which one of four stages works, with one batch.
+first_line = line(
+    0.25, "One of four works at a time: 1/p.", "One batch is in one stage at a time, and there are p."
+)

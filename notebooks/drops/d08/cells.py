@@ -13,7 +13,7 @@ from drops import measured
 from drops.measured import BUSY, Step
 from helpers import toy
 from helpers.emulate import networks
-from helpers.practice import Answer, line
+from helpers.practice import line
 from helpers.ranks import World, current
 from three_axes.count import Traffic, shortest
 from three_axes.paper import SCHEDULES, Placement
@@ -140,11 +140,9 @@ def answer(inside: float, outside: float) -> tuple[str, str]:
     return (option, why) if option else (f"none of these: {times:.1f} times as long", BUSY)
 
 
-def first_line(yours: object) -> Answer:
-    """The reader's first line: DP, where the GPUs and the other two sizes are given."""
-    return line(
-        yours,
-        4,
-        "8 · 4 · 4 = 128: the three sizes multiply to the number of GPUs.",
-        "Divide the GPUs by TP, and then by PP.",
-    )
+# The reader's first line: DP, where the GPUs and the other two sizes are given.
+first_line = line(
+    4,
+    "8 · 4 · 4 = 128: the three sizes multiply to the number of GPUs.",
+    "Divide the GPUs by TP, and then by PP.",
+)

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from helpers import toy
-from helpers.practice import Answer, line
+from helpers.practice import line
 from helpers.ranks import World, current, memory
 from three_axes.count import Traffic
 from three_axes.paper import by_hand
@@ -234,11 +234,9 @@ def answer(held: dict[str, list[dict[str, int]]]) -> tuple[str, str]:
     return f"{a_parameter:.0f} bytes", why
 
 
-def first_line(yours: object) -> Answer:
-    """The reader's first line: gigabytes of a 13B's weights in float32."""
-    return line(
-        yours,
-        52,
-        "13·10⁹ · 4 bytes are 52 GB. A GPU has 80, and the weights are not alone.",
-        "Multiply the parameters by 4 bytes. A GB is 10⁹ bytes.",
-    )
+# The reader's first line: gigabytes of a 13B's weights in float32.
+first_line = line(
+    52,
+    "13·10⁹ · 4 bytes are 52 GB. A GPU has 80, and the weights are not alone.",
+    "Multiply the parameters by 4 bytes. A GB is 10⁹ bytes.",
+)

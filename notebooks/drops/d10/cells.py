@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from drops.d10.runs import HIDDEN, LONG, RANKS, USUAL, out_of_memory
 from helpers import toy
-from helpers.practice import Answer, line
+from helpers.practice import line
 from helpers.ranks import RankError, World, current, saved_activations
 from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate, find_model
 from three_axes.table import Table, human
@@ -278,11 +278,9 @@ def answer(tried: dict[str, dict], options: Sequence[str]) -> tuple[str, str]:
     return option, WHY
 
 
-def first_line(yours: object) -> Answer:
-    """The reader's first line: gigabytes that the GPU lacks at step 4,000."""
-    return line(
-        yours,
-        117 - 85.9,
-        "31.1 GB are missing. Which part of the memory asked for them?",
-        "Take what the GPU has from what step 4000 needs.",
-    )
+# The reader's first line: gigabytes that the GPU lacks at step 4,000.
+first_line = line(
+    117 - 85.9,
+    "31.1 GB are missing. Which part of the memory asked for them?",
+    "Take what the GPU has from what step 4000 needs.",
+)

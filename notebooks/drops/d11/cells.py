@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from drops.d11.cluster import BATCH, NODES, SIZES, TOKENS
 from drops.measured import BUSY
 from helpers import toy
-from helpers.practice import Answer, line
+from helpers.practice import line
 from three_axes.explain import Explained
 from three_axes.files import rows_of
 from three_axes.paper import collectives
@@ -168,11 +168,9 @@ def answer(lost: dict[str, float]) -> tuple[str, str]:
     return options.get(most, f"none of these: most is {most}"), why
 
 
-def first_line(yours: object) -> Answer:
-    """The reader's first line: per cent of its speed that a GPU lost."""
-    return line(
-        yours,
-        40,
-        "12.5 sequences a second were 7.5 afterwards: 40 % less, on a cluster that is faster as a whole.",
-        "Divide by the GPUs: 100/8 before, 120/16 after. Which share of the first is missing, in per cent?",
-    )
+# The reader's first line: per cent of its speed that a GPU lost.
+first_line = line(
+    40,
+    "12.5 sequences a second were 7.5 afterwards: 40 % less, on a cluster that is faster as a whole.",
+    "Divide by the GPUs: 100/8 before, 120/16 after. Which share of the first is missing, in per cent?",
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from drops.d07 import on_ranks
-from helpers.practice import Answer, line
+from helpers.practice import line
 from helpers.ranks import World
 from three_axes.count import Timeline
 from three_axes.paper import SCHEDULES, Times, paper, simulate, simulation
@@ -126,11 +126,7 @@ def answer() -> tuple[str, str, str]:
     return fit[0] if fit else "none", why, "Computed"
 
 
-def first_line(yours: object) -> Answer:
-    """The reader's first line: the bubble with twice the microbatches."""
-    return line(
-        yours,
-        7 / 33,
-        "7/33 is 21 %. But here m is fixed.",
-        "(p − 1)/(m + p − 1), as a share between 0 and 1.",
-    )
+# The reader's first line: the bubble with twice the microbatches.
+first_line = line(
+    7 / 33, "7/33 is 21 %. But here m is fixed.", "(p − 1)/(m + p − 1), as a share between 0 and 1."
+)
