@@ -1,5 +1,5 @@
-"""Which layout? Times all of them, says why most are not possible, ranks the rest, and what would change
-that.
+"""Which layout? Times all of them, says why most are not possible, ranks the rest, and says what would change
+the best.
 
 The same formulas as `cost` and `memory`, evaluated for all layouts of a kind at once.
 """
