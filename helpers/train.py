@@ -5,31 +5,30 @@
         -m helpers.train --dp 2 --tp 2 --pp 2 --out run
     python -m helpers.train --out run --sample "The "
 
-The first command runs one process, the twin; the second runs eight on one machine; the third lets the trained
-model write. docs/train.md has the commands for several machines. The axes and what does the split:
+The first command runs one process, in which nothing is split: the twin, whose losses every layout must
+reproduce. The second runs eight on one machine. The third lets the trained model write. docs/train.md has the
+commands for several machines. The axes and what does the split:
 
     dp   FSDP2 (`fully_shard`): examples, weights, gradients and
          optimizer state. By default dp is the number of ranks / (tp · pp)
     tp   DTensor (`parallelize_module`): the matrices of every block;
-         `--sp` also what lies between them
+         `--sp` also splits the activations between them, by tokens
     pp   `torch.distributed.pipelining`: the blocks;
          `--schedule 1F1B`, `GPipe` or `interleaved`
 
-Every layout computes the losses of the single process. The batch of step k depends only on the seed and on k,
-and every start is a resume: with `--out run` a run writes a line of JSON for each step into
-run/metrics.jsonl, and a checkpoint every `--every` steps. Started again with the same `--out`, it continues
-from the last complete checkpoint, also with other ranks and another layout.
+The batch of step k depends only on the seed and on k. With `--out run` a run writes a line of JSON for each
+step into run/metrics.jsonl, and a checkpoint every `--every` steps. Each start with this `--out` continues
+from the last complete checkpoint, if there is one, also with other ranks and another layout.
 
-    run/step-000040/               complete: a folder gets this name last
+    run/step-000040/               complete: at the end of a save the folder gets this name
         __0_0.distcp, .metadata    PyTorch's distributed checkpoint (DCP)
         about.json                 step, layout, model
-        SHA256SUMS                 `sha256sum -c` checks it; so does a start
-    run/step-000060.unfinished/    a save cut short; .damaged: a file has changed
+        SHA256SUMS                 `sha256sum -c` checks these files; so does each start
+    run/step-000060.unfinished/    a save cut short; .damaged: files that do not match SHA256SUMS
     run/owner, run/owner.lock      the process that trains here; a second run is refused
 
 All ranks train on GPUs over NCCL where there are GPUs, else on the CPU over gloo. For options that cannot
-work, the program prints a sentence and exits with status 2. A rank that waits for another for `--timeout`
-seconds ends.
+work, the program prints a sentence and exits with status 2. A rank ends after `--timeout` seconds of waiting.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ from three_axes.trace import merged_plan
 from . import toy
 from .ranks import join, owning, together
 
-tqdm.set_lock(threading.RLock())  # tqdm's own lock is for several processes, and outlives a killed rank
+tqdm.set_lock(threading.RLock())  # tqdm's own lock is shared by processes, and stays locked if one is killed
 warnings.filterwarnings("ignore", "torch.distributed is disabled")  # `sample` runs in one process
 
 # -- what a run is ---------------------------------------------------------------------------------
@@ -99,12 +98,12 @@ def _option(default, meaning: str):
 
 @dataclass(frozen=True)
 class Config:
-    """A run. Sizes count sequences and tokens."""
+    """The settings of a run."""
 
-    dp: int = _option(0, "data-parallel ranks; 0: what tp and pp leave of the ranks")
+    dp: int = _option(0, "data-parallel ranks; 0: the number of ranks / (tp · pp)")
     tp: int = _option(1, "tensor-parallel ranks; they must divide --heads")
     pp: int = _option(1, "pipeline ranks; they must divide --layers")
-    sp: bool = _option(False, "sequence parallelism: split over tp also what lies between the matrices")
+    sp: bool = _option(False, "sequence parallelism: tp also splits the activations between the matrices")
     schedule: str = _option("1F1B", "of the pipeline: 1F1B, GPipe, or interleaved, two stages on each rank")
     hidden: int = _option(128, "width of the model")
     heads: int = _option(8, "attention heads")
@@ -119,7 +118,7 @@ class Config:
     weight_decay: float = _option(0.1, "of AdamW")
     clip: float = _option(1.0, "gradient norm above which gradients are scaled down")
     precision: str = _option("float32", "float32, bfloat16 (weights stay float32) or float64")
-    seed: int = _option(0, "of the first weights and of the batches")
+    seed: int = _option(0, "seed of the first weights and of the batches")
     text: str = _option("", "file to learn from; none: the course's own prose")
     out: str = _option("", "folder for metrics and checkpoints; none: nothing is written")
     every: int = _option(50, "steps from one checkpoint to the next")
@@ -128,13 +127,15 @@ class Config:
     timeout: float = _option(60.0, "seconds without an answer after which another rank counts as lost")
 
     def checked(self, ranks: int) -> Config:
-        """This run with its zeros filled in. Raises ValueError if it cannot run on this number of ranks."""
+        """A copy in which dp, microbatch and schedule_steps have their values where they were 0. Raises
+        ValueError if it cannot run on this number of ranks.
+        """
         for f in (f for f in fields(self) if f.type in ("int", "float")):
             if not ((value := getattr(self, f.name)) > 0 or value == 0 and f.name in MAY_BE_ZERO):
                 raise ValueError(f"{f.name} cannot be {value}")
         tp, pp, batch, interleaved = self.tp, self.pp, self.batch, self.schedule == "interleaved"
         dp = self.dp or max(1, ranks // (tp * pp))
-        # A pipeline fills with two microbatches for each of its ranks.
+        # By default a pipeline has the fewest microbatches, from 2·pp on, into which the batch divides.
         counts = range(2 * pp, batch + 1, pp if interleaved else 1) if pp > 1 else [1]
         count = next((count for count in counts if batch % (dp * count) == 0), batch)
         b = self.microbatch or max(1, batch // (dp * count))
@@ -142,7 +143,7 @@ class Config:
         for fits, sentence in (
             (self.schedule in SCHEDULES, f"schedule {self.schedule!r} is none of {', '.join(SCHEDULES)}"),
             (self.precision in PRECISIONS, f"precision {self.precision!r} is none of {PRECISIONS}"),
-            (dp * tp * pp == ranks, f"dp {dp} · tp {tp} · pp {pp} is {dp * tp * pp} ranks, and {ranks} came"),
+            (dp * tp * pp == ranks, f"dp {dp} · tp {tp} · pp {pp} is {dp * tp * pp} ranks, not {ranks}"),
             (self.heads % tp == 0, f"tp {tp} does not divide {self.heads} attention heads"),
             (self.seq_len % tp == 0 or not self.sp, f"under sp tp {tp} must divide {self.seq_len} tokens"),
             (self.layers % self.stages == 0, f"{self.layers} layers do not divide over {self.stages} stages"),
@@ -193,8 +194,8 @@ def batch_of(text: torch.Tensor, step: int, config: Config) -> tuple[torch.Tenso
     """(tokens, targets), each (batch, seq_len): the whole batch of a step, the same for every layout."""
     if (have := len(text)) < (need := config.seq_len + 2):
         raise ValueError(f"the text has {have} tokens; sequences of {config.seq_len} need at least {need}")
-    chance = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-    starts = torch.randint(have - config.seq_len, (config.batch, 1), generator=chance)
+    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
+    starts = torch.randint(have - config.seq_len, (config.batch, 1), generator=generator)
     at = starts + torch.arange(config.seq_len)
     return text[at].long(), text[at + 1].long()
 
@@ -248,7 +249,7 @@ def split(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Sequenti
 # -- a checkpoint on the disk ----------------------------------------------------------------------
 
 UNFINISHED, DAMAGED, ABOUT, SUMS = ".unfinished", ".damaged", "about.json", "SHA256SUMS"
-PARTS = "model", "optimizer"  # optimizer state by parameter name: another layout has other groups
+PARTS = "model", "optimizer"  # optimizer state by parameter name: AdamW's groups differ between layouts
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -280,31 +281,31 @@ def damage(folder: Path) -> str:
     return ""
 
 
-def last_whole(run: Path, say: Say) -> Path | None:
-    """The last checkpoint whose files are unchanged, None if the run has no checkpoint. Damaged ones after it
+def last_intact(run: Path, say: Say) -> Path | None:
+    """The last checkpoint whose files are unchanged; None if the run has no checkpoint. Damaged ones after it
     are renamed. Raises ValueError if all are damaged.
     """
     for folder in reversed(known := checkpoints(run)):
         if not (what := damage(folder)):
             return folder
         if folder == known[0]:
-            raise ValueError(f"{what}; no other complete one is there. To begin anew, give another --out")
+            raise ValueError(f"{what}; no other checkpoint is left. To start anew, give another --out")
         away = folder.with_name(folder.name + DAMAGED)
-        say(f"{what}; it is put aside as {away.name}")
+        say(f"{what}; it is renamed to {away.name}")
         shutil.rmtree(away, ignore_errors=True)
         folder.rename(away)
     return None
 
 
 def complete(write_files: Callable, unfinished: Path, about: dict, keep: int, needed: int) -> None:
-    """On every rank write the files; then on rank 0 their digests, and at last the folder's name. So a run
+    """Every rank writes its files. Then rank 0 writes their digests, and at last renames the folder, so a run
     that is killed leaves its last complete checkpoint. needed: bytes, for the message. Raises OSError.
     """
     try:
         write_files()
         if dist.get_rank() == 0:
             (unfinished / ABOUT).write_text(json.dumps(about, indent=1))
-            index = dcp.FileSystemReader(unfinished).read_metadata()  # 2.11's `save` returns no file names
+            index = dcp.FileSystemReader(unfinished).read_metadata()  # `dcp.save` returns no file names
             names = sorted({stored.relative_path for stored in index.storage_data.values()})
             sums = [f"{digest(unfinished / name)}  {name}\n" for name in [*names, ".metadata", ABOUT]]
             (unfinished / SUMS).write_text("".join(sums))
@@ -316,7 +317,7 @@ def complete(write_files: Callable, unfinished: Path, about: dict, keep: int, ne
         failures = getattr(e, "failures", None)  # DCP's: rank -> (exception, traceback)
         reason = str(next(iter(failures.values()))[0] if failures else e).strip().partition("\n")[0]
         if "inline_container" in reason:  # PyTorch's writer does not pass on the system's error
-            reason = "the disk took no more"
+            reason = "the disk accepted no more data"
         if dist.get_rank() == 0:
             shutil.rmtree(unfinished, ignore_errors=True)
             free = shutil.disk_usage(unfinished.parent).free
@@ -336,12 +337,12 @@ class Trainer:
 
     def __init__(self, config: Config, device: torch.device = devices.CPU):
         self.config = c = config.checked(dist.get_world_size())
-        self.device, self.number, self.writing = device, 0, None
+        self.device, self.number, self.pending_save = device, 0, None
         self.microbatches = c.batch // c.dp // c.microbatch
         self.text = together(lambda: read_text(c.text))
         batch_of(self.text, 0, c)  # raises if the text is too short
         torch.backends.cuda.matmul.allow_tf32 = False  # its 10 bits would make layouts differ from the twin
-        # tp is innermost, where links are fastest. A mesh's groups do not inherit the first group's timeout.
+        # tp is innermost, where links are fastest. A mesh's groups do not inherit `join`'s timeout.
         self.mesh = init_device_mesh(device.type, (c.pp, c.dp, c.tp), mesh_dim_names=("pp", "dp", "tp"))
         limit = timedelta(seconds=c.timeout)
         for group in self.mesh.get_all_groups():
@@ -363,8 +364,8 @@ class Trainer:
             given = pipe if len(pipe) > 1 else pipe[0]
             self.pipeline = SCHEDULES[c.schedule](given, self.microbatches, loss_fn=loss_of)
         if c.async_save:  # ranks coordinate a save over a group of their own, beside training
-            self.beside = dist.new_group(backend="gloo", timeout=limit)
-            self.thread = ThreadPoolExecutor(1, "checkpoint")
+            self.saving = dist.new_group(backend="gloo", timeout=limit)
+            self.saver = ThreadPoolExecutor(1, "checkpoint")
 
     def step(self) -> dict:
         """Take one step. Returns its line of metrics, the same on every rank; grad_norm is unclipped."""
@@ -374,8 +375,8 @@ class Trainer:
         loss = self._forward_backward(tokens, targets)
         parameters = list(self.model.parameters())
         grads = [p.grad.to_local() for p in parameters]
-        # A value that several ranks hold alike must count once in the sum over all ranks. This is a gradient
-        # that tp does not cut, and the loss, which all tp ranks of the last stage have.
+        # The sum over all ranks is divided by dp·tp. Each squared norm is first multiplied by the number of
+        # ranks that its gradient is cut over, so each element counts once. The loss becomes the mean over dp.
         splits = [zip(p.device_mesh.shape, p.placements) for p in parameters]
         cuts = [math.prod(n for n, place in split if not place.is_replicate()) for split in splits]
         norms = torch.stack(pytorch_private.norms(grads)).double()
@@ -419,17 +420,17 @@ class Trainer:
         # DCP's files have 1600 bytes for each entry besides its numbers. All stages have about equal sizes.
         needed = c.pp * sum(1600 + getattr(entry, "nbytes", 0) for entry in entries)
         if c.async_save:
-            write_files = dcp.async_save(state, checkpoint_id=unfinished, process_group=self.beside).result
+            write_files = dcp.async_save(state, checkpoint_id=unfinished, process_group=self.saving).result
         else:
             write_files = partial(dcp.save, state, checkpoint_id=unfinished)
         finish = partial(complete, write_files, unfinished, about, c.keep, needed)
-        self.writing = self.thread.submit(finish).result if c.async_save else finish
+        self.pending_save = self.saver.submit(finish).result if c.async_save else finish
         if not c.async_save:
             self.saved()
 
     def saved(self) -> None:
         """Wait until the checkpoint that was begun is complete. Raises OSError, on every rank."""
-        finish, self.writing = self.writing, None
+        finish, self.pending_save = self.pending_save, None
         if finish:
             together(finish, OSError)
 
@@ -437,7 +438,7 @@ class Trainer:
         """Continue from the last whole checkpoint in `config.out`, of any layout, if there is one. Raises
         ValueError, on every rank, if all checkpoints are damaged, or if the last one is of another model.
         """
-        found = [together(lambda: None if dist.get_rank() else last_whole(Path(self.config.out), say))]
+        found = [together(lambda: None if dist.get_rank() else last_intact(Path(self.config.out), say))]
         dist.broadcast_object_list(found)
         if (folder := found[0]) is None:
             return
@@ -454,7 +455,7 @@ class Trainer:
 
 # -- a whole run -----------------------------------------------------------------------------------
 
-METRICS, EVERY = "metrics.jsonl", 10.0  # seconds from one line of a log to the next
+METRICS, LOG_SECONDS = "metrics.jsonl", 10.0  # seconds from one line of a log to the next
 
 
 def read_metrics(run: Path) -> list[dict]:
@@ -484,7 +485,7 @@ def train(config: Config, device: torch.device = devices.CPU, say: Say = lambda 
     and when the last checkpoint could not be written.
     """
     trainer = Trainer(config, device)
-    c, run, chief = trainer.config, Path(config.out), dist.get_rank() == 0
+    c, run, is_first = trainer.config, Path(config.out), dist.get_rank() == 0
     waiting, failed = b"", None
 
     def reported(save: Callable[[], None]) -> OSError | None:
@@ -496,11 +497,11 @@ def train(config: Config, device: torch.device = devices.CPU, say: Say = lambda 
 
     with ExitStack() as stack:
         if c.out:
-            together(lambda: stack.enter_context(owning(run, say)) if chief else None)
+            together(lambda: stack.enter_context(owning(run, say)) if is_first else None)
             trainer.resume(say)
-            together(lambda: tidy(run, trainer.number) if chief else None)
+            together(lambda: tidy(run, trainer.number) if is_first else None)
         first, begun, logged = trainer.number, time.monotonic(), time.monotonic()
-        bar = stack.enter_context(tqdm(total=c.steps, initial=first, disable=None if chief else True))
+        bar = stack.enter_context(tqdm(total=c.steps, initial=first, disable=None if is_first else True))
         for step in range(first + 1, c.steps + 1):
             start = time.perf_counter()
             line = trainer.step()
@@ -508,15 +509,16 @@ def train(config: Config, device: torch.device = devices.CPU, say: Say = lambda 
             line["tokens_per_second"] = c.batch * c.seq_len / line["seconds"]
             if not math.isfinite(line["loss"] + line["grad_norm"]):
                 reported(trainer.saved)
-                raise ValueError(f"step {step} has loss {line['loss']}: nothing is saved. Take a smaller lr")
-            if c.out and chief:
+                sizes = f"loss {line['loss']} and gradient norm {line['grad_norm']}"
+                raise ValueError(f"step {step} has {sizes}: it is not saved. Take a smaller lr")
+            if c.out and is_first:
                 waiting += json.dumps(line).encode() + b"\n"
                 with suppress(OSError), (run / METRICS).open("ab", buffering=0) as file:
                     while waiting:  # an almost full disk takes only a part; the rest waits
                         waiting = waiting[file.write(waiting) :]
             bar.update()
             bar.set_postfix(loss=f"{line['loss']:.3f}")
-            if bar.disable and (now := time.monotonic()) - logged >= EVERY:
+            if bar.disable and (now := time.monotonic()) - logged >= LOG_SECONDS:
                 logged, left = now, (c.steps - step) * (now - begun) / (step - first)
                 speed = f"{line['tokens_per_second']:,.0f} tokens/s, {left:.0f} s left"
                 say(f"step {step} of {c.steps}: loss {line['loss']:.3f}, {speed}")
@@ -535,7 +537,7 @@ def sample(run: Path, prompt: str = "The ", length: int = 200, say: Say = lambda
     """What the model of the last whole checkpoint writes after `prompt`, in one process. Raises ValueError if
     there is none.
     """
-    if (folder := last_whole(run, say)) is None:
+    if (folder := last_intact(run, say)) is None:
         raise ValueError(f"{run} has no complete checkpoint")
     model = toy.ToyTransformer(**json.loads((folder / ABOUT).read_text())["model"])
     state = {"model": model.state_dict()}
@@ -546,10 +548,10 @@ def sample(run: Path, prompt: str = "The ", length: int = 200, say: Say = lambda
 @torch.no_grad()
 def write(model: toy.ToyTransformer, prompt: str, length: int, seed: int = 0) -> str:
     """`prompt`, followed by `length` bytes that the model generates."""
-    written, chance = list(prompt.encode()) or [10], torch.Generator().manual_seed(seed)
+    written, generator = list(prompt.encode()) or [10], torch.Generator().manual_seed(seed)
     for _ in range(length):
         scores = model(torch.tensor([written[-model.seq_len :]]))[0, -1]
-        written.append(torch.multinomial((scores / 0.7).softmax(-1), 1, generator=chance).item())
+        written.append(torch.multinomial((scores / 0.7).softmax(-1), 1, generator=generator).item())
     return bytes(written).decode(errors="replace")
 
 
@@ -563,7 +565,7 @@ def add_options(parser: Parser) -> None:
         how = {"action": "store_true"} if f.type == "bool" else {"type": kinds[f.type], "metavar": f.type}
         meaning = f.metadata["help"] + f" (default {f.default})" * bool(f.default)
         parser.add_argument(f"--{f.name.replace('_', '-')}", default=f.default, help=meaning, **how)
-    parser.add_argument("--sample", metavar="TEXT", help="let the model of --out go on with this text")
+    parser.add_argument("--sample", metavar="TEXT", help="print this text, continued by the model in --out")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,5 +1,5 @@
-"""Writes the frame of every notebook: its minutes, its place among the others, links to other drops, and the
-cells that begin and end it.
+"""Writes the frame of every notebook: its minutes, its place among the others, links to other drops, and its
+last cell.
 
 Run `python -m tools.pages` after a title, a text or an exercise has changed.
 """
@@ -15,8 +15,9 @@ import nbformat
 from helpers.practice import LATER, Written, drop_number, notebooks, written
 from three_axes.files import find
 
+# A notebook's core reaches from its title to BOX, its lesson from the title to LATER.
 CORE = 6  # minutes promised for every core; tests/notebooks/test_notebooks.py limits what a core may hold
-BOX = "## When it hurts\n"  # the heading after the core, as LATER is the heading after the lesson
+BOX = "## When it hurts\n"
 PHASES = {"Split": range(1, 5), "Trace": range(5, 10), "Mend": range(10, 14), "Defend": range(14, 15)}
 PLACE = re.compile(r"^\*\*\w\w of 14\*\*.*$|^\*\*\w\w, beyond the fourteen\*\*.*$", re.M)
 MINUTES = re.compile(r"^\*\d+ minutes, \[?practice \d+(?:\]\([^)]*\))?\. Afterwards you can ", re.M)
@@ -26,7 +27,7 @@ SECTION = re.compile(r"^### .* (\d+) minutes$", re.M)
 ENOUGH = "Enough for today? The last cell of this notebook ends the ranks."
 LATER_TITLE = re.compile(rf"^{LATER}.*$(?:\n\n{re.escape(ENOUGH)})?", re.M)
 LISTING = re.compile(r"<details><summary>The fourteen drops and their minutes</summary>.*?</details>", re.S)
-LINK = re.compile(r'\[([^\]]*)\]\(([^)]*)\)|<a href="([^"]*)">([^<]*)</a>')  # in folded answers it is HTML
+LINK = re.compile(r'\[([^\]]*)\]\(([^)]*)\)|<a href="([^"]*)">([^<]*)</a>')  # Markdown; HTML inside <details>
 DROP = re.compile(r"\b[Dd]rop (\d\d)\b")
 CLOSING = """# Ends the ranks of this notebook, and shows what you have solved.
 # The kernel holds 0.6 to 1.5 GB until you end it too: menu Kernel, Shut Down Kernel.
@@ -35,7 +36,7 @@ progress.leave("{number}")"""
 
 
 def unlinked(text: str) -> str:
-    """Markdown with only the words of its links."""
+    """The text with the words of its links in place of the links, and without anchors."""
     return LINK.sub(lambda link: link[1] or link[4], re.sub(ANCHOR.format("..?"), "", text))
 
 
@@ -57,7 +58,7 @@ def core(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def lesson(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    """All cells except those for another day, and the cell that ends the notebook."""
+    """The cells before the heading "For another day"."""
     return notebook.cells[: at(notebook, LATER)]
 
 
@@ -76,7 +77,7 @@ def exercises(
 
 
 def minutes(notebook: nbformat.NotebookNode) -> tuple[int, int]:
-    """(minutes of the core's exercise; minutes of the sections for another day)."""
+    """(minutes of the lesson's exercises; minutes of the sections for another day)."""
     later = "\n".join(cell.source for cell in notebook.cells[at(notebook, LATER) :])
     return sum(e.minutes for e in exercises(notebook, lesson(notebook))), sum(
         map(int, SECTION.findall(later))
@@ -116,8 +117,8 @@ class Course:
 
         rows = [f"- {phase}: {', '.join(map(entry, drops))}" for phase, drops in PHASES.items()]
         head = "<details><summary>The fourteen drops and their minutes</summary>"
-        told = f"{CORE} minutes each to read and run; behind each its minutes of practice."
-        return "\n".join([head, "", told, "", *rows, "", "</details>"])
+        sentence = f"{CORE} minutes each to read and run; behind each its minutes of practice."
+        return "\n".join([head, "", sentence, "", *rows, "", "</details>"])
 
     def _linked(self, path: Path, text: str) -> str:
         """Make every 'drop 07' a link, except in headings and except this drop's own number."""
@@ -156,10 +157,12 @@ class Course:
             elif ".check(" in cell.source:
                 exercise = next(asked)
                 if above:
-                    said = rf"\1 · {exercise.level}, {exercise.minutes} minutes"
-                    above.source, above = PRACTICE.sub(said, above.source), None
+                    titled = rf"\1 · {exercise.level}, {exercise.minutes} minutes"
+                    above.source, above = PRACTICE.sub(titled, above.source), None
         today = next(cell for cell in told if PRACTICE.search(cell.source))
-        anchor = ANCHOR.format(drop_number(path))  # of its own in each: several are open in one page
+        anchor = ANCHOR.format(
+            drop_number(path)
+        )  # with the drop's number, because several notebooks may be open in one page
         today.source = PRACTICE.sub(lambda heading: heading[0] + anchor, today.source, count=1)
         link = f"[practice {practise}](#practice-{drop_number(path)})"
         promised = f"*{CORE} minutes, {link}. Afterwards you can "

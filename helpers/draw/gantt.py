@@ -1,5 +1,5 @@
-"""The picture of what each rank did when: a row for each rank, its memory underneath, and predicted above
-measured.
+"""Draws what each rank did, and when: a row for each rank with its memory below it; several timelines one
+below the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .picture import FAINT, HATCH, INK, PAPER, Picture, rank_colour, styled
 
 WIDTH = 9.6  # inches
 SCREEN = 5.35  # inches that JupyterLab shows at once on a laptop, and at 150 % on a projector: 588 pixels
-LEAST = 0.2  # inches of a row whose names can be read
+LEAST = 0.2  # inches of a row; in a lower one names cannot be read
 # How opaque a rank's colour is, and how high the box.
 LOOKS = {
     "F": (0.35, 0.74),
@@ -41,7 +41,8 @@ WORDS = {
     "gather": "striped: weights arrive",
     "reduce": "dotted: gradients leave",
 }
-LANES = {"gather": "/////", "reduce": "....."}  # streams: drawn under the compute of the same time
+# Kinds of communication that are drawn in a lane below the rank's row.
+LANES = {"gather": "/////", "reduce": "....."}
 
 
 @styled
@@ -63,7 +64,7 @@ def timeline(
         for name, t in panels.items()
     ]
     units = [t.unit for t in panels.values()]
-    # Inches under a panel, for its axis. Of neighbouring panels with one unit, only the last names it.
+    # Inches under a panel, for its axis. Of neighbouring panels with one unit only the lowest has its name.
     under = [0.35 if unit == after else 0.52 for unit, after in zip(units, [*units[1:], ""])]
     over, foot = 0.36, 0.26  # for a panel's title, and for the legend
     beside = sum(under) + over * len(rows) + foot
@@ -95,7 +96,7 @@ def timeline(
 
 
 def _lanes(t) -> list[list]:
-    """Each rank's streams that have a lane of their own; [] if there are none."""
+    """For each rank, its communication of the kinds in LANES; [] if no rank has any."""
     lanes = [[s for s in row if s[0] in LANES] for row in getattr(t, "streams", ())]
     return lanes if any(lanes) else []
 
@@ -111,7 +112,7 @@ def _tops(t) -> list[float]:
 
 
 def panel(ax, t, strip: bool, longest: float, most: float, path: set) -> None:
-    """Draw one timeline. most: bytes that fill a memory strip."""
+    """Draw one timeline. most: the amount (bytes or chunks) that fills a memory strip."""
     scale = 1e3 if t.unit == "s" else 1
     tops, lanes = _tops(t), _lanes(t)
     lane = 0.24 if lanes else 0.0
@@ -223,7 +224,7 @@ def _naming(t, longest: float):
 
 
 def _on(colour) -> str:
-    """Ink or paper, whichever contrasts with a colour."""
+    """The colour for text on this colour: ink or paper, whichever contrasts."""
     red, green, blue = colour
     return PAPER if 0.3 * red + 0.59 * green + 0.11 * blue < 0.4 else INK
 
@@ -270,5 +271,5 @@ def _words(name: str, t, strip: bool) -> str:
         for r, row in enumerate(t.rows)
     )
     held = f" Peaks: {', '.join(_amount(t, t.peak(r)) for r in range(len(t.rows)))}." if strip else ""
-    # Without measured times and bytes: tests compare the words of two runs.
+    # Measured times are left out: tests compare the words of two runs.
     return (f"{name}: " if name else "") + rows + "." + held

@@ -1,4 +1,4 @@
-"""A mistake is an edit of the solution.
+"""Judges a reader's function and names its mistake. A mistake is an edit of the solution.
 
 A check runs the reader's function and the solution on the same ranks and inputs. If their results differ, it
 also runs the solution with each known mistake in it. If one of these edited solutions does the same as the
@@ -7,24 +7,25 @@ the reader learns where it differs from the solution. So no reader is accused of
 proven, and no attempt is praised that differs from the solution.
 
 A drop's mistakes are in `mistakes.md` beside its exercises: Markdown that a teacher edits. `# name` begins
-the rows of an exercise, or of several (`# one · two`). A row has a name, advice, and proofs, of which one is
-enough:
+the mistakes of an exercise, or of several (`# one · two`). Each section under it is one mistake, called a
+row: a name, advice, and proofs, of which one is enough:
 
     ## a sum where the mean was meant
 
-    Every rank holds the sum of four gradients. The twin's loss is a mean over examples.
+    Every rank holds the sum of four gradients. One process's loss is a mean over examples.
 
     ```diff
     -    gradient = gradient * examples / total
     +    gradient = gradient
     ```
 
-    a diff             the solution with these lines changed does the same: each run of '-' lines, whole and
-                       in order, becomes the run of '+' lines behind it
-    - error: `PATTERN` an error of a rank, 'IndexError: list…', has this regular expression
+    a diff             the solution with this diff gives the same results as the attempt. Each block of '-'
+                       lines, which are whole lines in the solution's order, becomes the '+' lines after it
+    - error: `PATTERN` an error of a rank, 'IndexError: list…', matches this regular expression
     - costs: `WHAT`    the values are right, and a rank needed more than the solution: flops, calls, bytes or
-                       numbers of its collectives
-    - parts: `WHAT`    the answer has another form; or it is cut: no gradient came back
+                       numbers (elements) of its collectives
+    - parts: `form`    the answer has another type, shape or dtype than the solution's
+    - parts: `cut`     no gradient of the answer reaches x
 
 A row without a proof has a function of its name in `shows`; a row with errors may have one. The function gets
 two Runs, of the attempt and of the solution. It returns whether the attempt has this mistake, or a text on
@@ -62,12 +63,12 @@ if TYPE_CHECKING:  # ranks import the engine, and do not need matplotlib
 
 # -- rows -----------------------------------------------------------------------------------------
 
-# What may be raised if an answer does not have the form that is read.
+# Exceptions that reading an answer of another form may raise.
 UNREADABLE = TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError
 # Limit in seconds of wall time, for attempts and for the course's own functions. A hang is proven earlier,
 # and an endless computation reaches its limit of processor time earlier (`runs.ends_by_itself`).
 PATIENCE = 60
-# Names without which an attempt on ranks cannot reach a solution in the course's code.
+# An attempt on ranks can reach a solution in the course's code only by one of these names.
 REACHES = {"reference", "getattr", "vars", "globals", "drops", "import_module", "__import__"}
 # Name of the mistake if "values", "cut" or "gradients" differ, and neither a row nor a description fits.
 UNNAMED = {
@@ -75,7 +76,7 @@ UNNAMED = {
     "cut": "an output cut off from x",
     "gradients": "another gradient of x",
 }
-REST = "another ", "other "  # how the name of a row begins that is for all mistakes without a row
+CATCH_ALL = "another ", "other "  # how names begin of rows for all mistakes that have no other row
 PROOFS = {"error": "errors", "costs": "costs", "parts": "parts"}
 DIFF = re.compile(r"^```diff\n(.*?)^```$", re.M | re.S)
 PROOF = re.compile(rf"^- ({'|'.join(PROOFS)}): `(.+)`$", re.M)
@@ -122,14 +123,14 @@ def patched(source: str, diff: str, name: str) -> str:
     if not hunks:
         raise ValueError(f"{name}: {diff!r} is no diff; its lines begin with '-' and '+'")
     for old, new in hunks:
-        gone, come = [line[1:] for line in old], [line[1:] for line in new]
-        spots = [i for i in range(at, len(lines)) if gone and lines[i : i + len(gone)] == gone]
+        removed, added = [line[1:] for line in old], [line[1:] for line in new]
+        spots = [i for i in range(at, len(lines)) if removed and lines[i : i + len(removed)] == removed]
         if not spots:
             raise ValueError(
-                f"{name} has no lines {gone!r} to be edited; a diff has them whole, as they stand"
+                f"{name} has no lines {removed!r}; a diff has whole lines, exactly as in the source"
             )
-        lines[spots[0] : spots[0] + len(gone)] = come
-        at = spots[0] + len(come)
+        lines[spots[0] : spots[0] + len(removed)] = added
+        at = spots[0] + len(added)
     return "\n".join(lines) + "\n"
 
 
@@ -154,16 +155,16 @@ def compiled(source: str, solution: Callable) -> Callable:
 class Compared(Exercise):
     """An exercise whose attempts are compared with its solution, and with the solution's edits.
 
-    mistakes: rows, as Markdown; None: those of `mistakes.md` in the solution's folder. shows: name -> a
-    function (run, truth), for rows without a proof. finds(run, truth): one function in place of those, for
-    attempts that ended. It returns a row's name, or (name, what shows it), or None; or a dict with each name
-    and whether, or by what, it is shown, of which the first counts. praise: the text for a right answer, or a
-    function (Run) -> Answer. figures(run, truth): (what, reached, target) for the answer. picture(run,
-    truth): a picture for a wrong answer, or None. reads(value): one case's value in the form in which it is
-    compared; it raises for a value without such a form. compares: whether values and gradients must be the
-    solution's; if not, a row decides. proves(values): the part of a rank's values that an edit must
-    reproduce. must_wait: whether it is wrong to wait for fewer of the begun operations than the solution
-    does.
+    In all functions below, `run` is the attempt's and `truth` the solution's. mistakes: rows, as Markdown;
+    None: those of `mistakes.md` in the solution's folder. shows: name -> a function (run, truth), for rows
+    without a proof. finds(run, truth): one function in place of those, for attempts that ended. It returns
+    the name of a row, (name, a text that shows it), None, or a dict: name -> a bool or such a text, of which
+    the first true one counts. praise: the text for a right answer, or a function (Run) -> Answer.
+    figures(run, truth): (what, reached, target) for the answer. picture(run, truth): a picture for a wrong
+    answer, or None. reads(value): one case's value in the form in which it is compared; it raises for a value
+    without such a form. compares: whether values and gradients must be the solution's; if not, a row decides.
+    proves(values): the part of a rank's values that an edit must reproduce. must_wait: whether it is wrong to
+    leave more operations without a wait than the solution does.
     """
 
     praise: str | Callable[[Run], Answer]
@@ -190,7 +191,7 @@ class Compared(Exercise):
             if set(row.parts) - {"form", "cut"}:
                 raise ValueError(f"{self.name}: {row.name!r} has {row.parts}; there are form and cut")
             if proofs and shown or not (proofs or shown or row.errors):
-                raise ValueError(f"{self.name}: {row.name!r} needs proofs, or a function in shows")
+                raise ValueError(f"{self.name}: {row.name!r} needs either proofs or a function in shows")
         if unknown := set(self.shows) - {row.name for row in self.rows}:
             raise ValueError(f"{self.name}: shows has {unknown}, and no such rows")
 
@@ -225,7 +226,7 @@ class Compared(Exercise):
         raise NotImplementedError
 
     def told_apart(self) -> list[tuple[str, str, str | None]]:
-        """(the name of a row, one of its edits, the name that a reader with this edit gets), for each."""
+        """For each edit of each row: (the row's name, the edit, the name that an equal attempt gets)."""
         edits = [(row.name, edit) for row in self.rows for edit in row.edits]
         told: dict[str, str] = {}
         for does, observe in self.worlds():
@@ -266,10 +267,10 @@ class Compared(Exercise):
     def _seen(
         self, row: Mistake, mine: Run, truth: Run, parts: str | None, said: str
     ) -> tuple[str, str] | None:
-        """A description of the numbers, before the row's text, if the row is for all mistakes
-        without a row.
+        """If the row is for all mistakes that have no other row: (name, a description of the numbers and then
+        the row's text), or None.
         """
-        if parts not in ("values", "gradients") or not row.name.startswith(REST):
+        if parts not in ("values", "gradients") or not row.name.startswith(CATCH_ALL):
             return None
         seen = in_its_numbers(mine, truth, parts, self.alike)
         return seen and (seen[0], f"{seen[1]} {said}")
@@ -295,7 +296,7 @@ class Compared(Exercise):
         if not row.edits or mine.does_as(truth, facets, self.alike, self.proves):
             return False
         others = (other for edit in row.edits if not (other := does(edit)).error)
-        # If the attempt contains what the mistake leaves out, equal values are a coincidence.
+        # If the edit removes a kind of collective that the attempt calls, equal values are a coincidence.
         return any(
             not (truth.kinds - other.kinds) & mine.kinds
             and mine.does_as(other, facets, self.alike, self.proves)
@@ -321,7 +322,7 @@ class Compared(Exercise):
         return f"{what} is not the solution's{alike_}. On rank {rank}: {differs(got, wanted, self.alike)}."
 
     def _form(self, mine: Run, truth: Run) -> Answer | None:
-        """What is wrong with the form of an answer. This reads the values."""
+        """What is wrong with the form of an answer. Each value is converted to the form that is compared."""
         row = next((row for row in self.rows if "form" in row.parts), Mistake("another form"))
         empty = [r for r, facts in enumerate(mine.ranks) if any(one is None for one in facts["values"])]
         for rank, (facts, wanted) in enumerate(zip(mine.ranks, truth.ranks)):
@@ -336,13 +337,13 @@ class Compared(Exercise):
                 except UNREADABLE as e:
                     if seen := in_its_form(got, right_, mine.n, self.alike):
                         return wrong(seen[0], f"{seen[1]} {row.advice}")
-                    said = f"{e}." if isinstance(e, Form) else f"You return {_shown(got, 200)}."
+                    said = f"{e}." if isinstance(e, WrongForm) else f"You return {_shown(got, 200)}."
                     at = f"On {mine.n} ranks, rank {rank}: " if mine.n > 1 else mine.asked(i)
                     return wrong(row.name, f"{at}{said} {row.advice}")
         return None
 
     def _crashed(self, mine: Run, truth: Run, passed: Sequence[int]) -> Answer:
-        """The answer to a crash or a hang, with its name if what was recorded proves one."""
+        """The answer to a crash or a hang, with the mistake's name if the recorded facts prove one."""
         where = f"On {mine.n} ranks: " if mine.n > 1 else ""
         if said := stopped(mine.error):
             return said
@@ -402,18 +403,18 @@ class Asked(Compared):
         return of
 
 
-def _asked(attempt: Callable, cases: Sequence[tuple], solution: Callable, also: bool) -> dict:
-    """On a rank: the facts of an attempt."""
+def _asked(attempt: Callable, cases: Sequence[tuple], solution: Callable, course: bool) -> dict:
+    """On a rank: the facts of an attempt. course: also record calls of the course's other functions."""
     helped: list[str] = []
     ask = lambda: [sendable(attempt(*case)) for case in cases]
-    values = noting_help(ask, solution, also, helped)() if attempt is not solution else ask()
+    values = noting_help(ask, solution, course, helped)() if attempt is not solution else ask()
     return {"values": values, "helped": helped}
 
 
 @dataclass(kw_only=True, repr=False)
 class OnRanks(Compared):
-    """A function that every rank runs. tries: (number of ranks, further arguments of `inputs`) for each world
-    in which it is tried, in order.
+    """A function that every rank runs. tries: (number of ranks, further arguments of `inputs`) for each try,
+    in order.
 
     inputs, sees, gradient: see `Observer`. watch(attempt, facts): replaces `Observer`. messages: whether the
     work must be done by sends and receives only. world: arguments of the World, except its size.
@@ -431,7 +432,7 @@ class OnRanks(Compared):
     def verdict(self, attempt: Callable) -> Answer:
         """Stop at the first try in which something is wrong. Praise is for the try with the most ranks."""
         runs, worlds = [], self.worlds()
-        for _ in _shown_as(self.tries):
+        for _ in _with_progress(self.tries):
             does, observe = next(worlds)
             passed = [run.n for run, _ in runs]
             runs.append((observe(attempt), does("")))
@@ -457,8 +458,8 @@ class OnRanks(Compared):
         truth = self._known.get((tried, ""))
         try:
             limit = truth and truth.seconds
-            may = attempt is not self.reference and names_in(attempt) & REACHES  # recording help takes time
-            own = self.reference if may else None
+            may_call = attempt is not self.reference and names_in(attempt) & REACHES
+            own = self.reference if may_call else None  # recording its calls takes time
             seen = [facts for (facts,) in world.run(observed, watch, attempt, solution=limit, reference=own)]
             return Run(tried, seen, world.traffic, attempt=attempt)
         except RankError as e:
@@ -481,7 +482,7 @@ class OnRanks(Compared):
         return self._known[tried, edit]
 
 
-def _shown_as(tries: Sequence[tuple]) -> Iterator[tuple]:
+def _with_progress(tries: Sequence[tuple]) -> Iterator[tuple]:
     """The tries in turn; if they take long, a line names the one that is running, and is removed
     afterwards.
     """
@@ -519,34 +520,38 @@ def _only_on(passed: Sequence[int], run: Run) -> tuple[str, str] | None:
     written = [n for n in others if n in numbers_in(run.attempt)]
     said = f"On {listed} ranks it was right. "
     said += f"Your code has the number {written[0]} in it. " if written else ""
-    said += "What is as it is only there? world_size says how many there are."
+    said += "What in your code holds only for that number? `world_size` is the number of ranks."
     return f"right on {listed} ranks, not on {run.n}", said
 
 
-class Form(TypeError):
-    """An answer has the wrong form; the message says which."""
+class WrongForm(TypeError):
+    """An answer has another form than the solution's; the message has both."""
 
 
 def _as(wanted, got):
-    """`got`, if it is a tensor like `wanted`. A single number may have any shape. Raises Form."""
+    """`got`, in the form in which it is compared with `wanted`. A single number may have any shape. Raises
+    WrongForm if `wanted` is a tensor and `got` has another type, shape or dtype.
+    """
     if isinstance(wanted, torch.Tensor):
         if wanted.numel() == 1 and isinstance(got, (int, float)):
             got = torch.tensor(float(got), dtype=wanted.dtype)
         if wanted.numel() == 1 and isinstance(got, torch.Tensor) and got.numel() == 1:
             got = got.reshape(wanted.shape)
         if not isinstance(got, torch.Tensor):
-            raise Form(f"you return a {type(got).__module__}.{type(got).__name__}, and a tensor is wanted")
+            raise WrongForm(
+                f"you return a {type(got).__module__}.{type(got).__name__}, and a tensor is wanted"
+            )
         if got.shape != wanted.shape or torch.promote_types(got.dtype, wanted.dtype) != got.dtype:
             given, right_ = (f"{t.dtype} of {tuple(t.shape)}".removeprefix("torch.") for t in (got, wanted))
-            raise Form(f"you return {given}, and {right_} is wanted")
+            raise WrongForm(f"you return {given}, and {right_} is wanted")
     return got
 
 
 # -- answers for every exercise ---------------------------------------------------------------------
 
 UNWAITED = (
-    "some collective, isend or irecv was begun, and nobody waited for it. Keep what it returns and call"
-    " .wait() on it, before you use what it brings, and before you change what it sends."
+    "some collective, isend or irecv was begun, and nobody waited for it. Keep the Work that it returns. Call"
+    " its .wait() before you read the tensor that it receives, or change the tensor that it sends."
 )
 
 
@@ -561,7 +566,7 @@ def _all_do_the_same(run: Run) -> Answer | None:
             "every rank waits to receive, and what it waits for was not sent. Does a rank begin its send"
             " before it receives? Does it send to the next rank, and receive from the previous one?",
         )
-    elif all(calls and calls[-1][0] == "recv" for calls in run.calls):  # it has begun to receive as well
+    elif all(calls and calls[-1][0] == "recv" for calls in run.calls):  # each rank has begun a receive too
         name, advice = (
             "messages that do not meet",
             "every rank has begun a send and a receive, and none of them meet: each message goes to a"
@@ -579,11 +584,11 @@ def _all_do_the_same(run: Run) -> Answer | None:
 
 def wasteful(run: Run, truth: Run) -> tuple[str, str] | None:
     """(name, advice) for right values without messages, or with more data sent than chunks need."""
-    if helped := {row.op for rows in run.traffic.ranks for row in rows} - {"send", "recv"}:
+    if called := {row.op for rows in run.traffic.ranks for row in rows} - {"send", "recv"}:
         return (
             "a ready collective does the work",
-            f"you called {', '.join(sorted(helped))}. Use sends and receives only: they are what it is"
-            " made of.",
+            f"you called {', '.join(sorted(called))}. Use sends and receives only: a collective is made of"
+            " these.",
         )
     n, size, sent, needed = run.n, truth.ranks[0]["size"], run.traffic.counted, max(truth.traffic.counted)
     came = [sum(row.payload for row in rows if row.op == "recv") for rows in run.traffic.ranks]
@@ -597,8 +602,8 @@ def wasteful(run: Run, truth: Run) -> tuple[str, str] | None:
         if n > 2 and any(len({peer for peer, _ in facts["messages"]}) > 1 for facts in run.ranks):
             return (
                 "straight to every rank, no ring",
-                "the sum is right, and no byte is too many. But a rank sends to several others, over all"
-                " links of the network. In a ring it sends to its neighbour alone.",
+                "the sum is right, and no byte too many was sent. But a rank sends to several others, over"
+                " all links of the network. In a ring it sends to its neighbour alone.",
             )
         return None
     if n > 2 and min(sent) >= 0.99 * (n - 1) * size:

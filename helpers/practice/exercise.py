@@ -1,9 +1,9 @@
 """Predictions and exercises: the reader chooses or writes an answer, and learns why it is right or wrong.
 
-An exercise runs the reader's function on real ranks and answers in one of four ways: not started, right,
-wrong and why, crashed or hung. The reason is found from what was measured (values, bytes, order, which rank
-waits for which), and has the name of a misconception. If the machine kept the ranks from ending, the attempt
-does not count.
+An exercise runs the reader's function on real ranks. Its answer is of one of five kinds: not started; right;
+wrong, with the reason; crashed, also for a hang; not counted, if the machine was too busy for the ranks to
+end in time. The reason is found from what was measured (values, bytes, order, which rank waits for which),
+and has the name of a misconception.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # ranks import the drops, and do not need matplotlib
 
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!", "not counted": "○"}
 COLOURS = {"right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}  # else grey
-PRINTS = 1000  # lines of one rank in one call; with more, printing is what takes its time
+PRINTS = 1000  # lines of one rank in one call; if it has more, printing is why the call takes long
 
 
 @dataclass
@@ -85,7 +85,9 @@ class Answer:
 
 
 def _html(text: str) -> str:
-    """Markdown's code, bold and links as HTML. The rest stays: `2*b*s` outside code is not emphasis."""
+    """Markdown's code, bold and links as HTML. All other text is unchanged: `2*b*s` outside code is not
+    emphasis.
+    """
     parts = re.split("`([^`]+)`", escape(text))
     for i, part in enumerate(parts):
         if i % 2:
@@ -107,8 +109,9 @@ def right(text: str, *figures) -> Answer:
 
 
 def line(wanted: float, because: str, hint: str) -> Callable[[object], Answer]:
-    """The check of a reader's first line in a drop: one number, compared with `wanted`, within 2 %. because:
-    the text for a right number. hint: the text for a wrong one. The check does not count as an attempt.
+    """A function that checks the number which a reader writes into a drop's first code cell: it is right
+    within 2 % of `wanted`. because: the text for a right number. hint: the text for a wrong one. Such a check
+    is not noted as an attempt.
     """
 
     def first_line(yours: object) -> Answer:
@@ -118,7 +121,7 @@ def line(wanted: float, because: str, hint: str) -> Callable[[object], Answer]:
             return wrong("no number", f"{yours!r} is no number.")
         if abs(yours - wanted) <= abs(wanted) / 50:
             return right(because)
-        return wrong("another number", f"{yours:,} is not it. {hint}")
+        return wrong("another number", f"{yours:,} is not the number. {hint}")
 
     return first_line
 
@@ -129,7 +132,7 @@ class NotCounted(Exception):
 
 @dataclass
 class Exercise:
-    """One exercise. `verdict(attempt)` runs it on ranks and returns an Answer; `reference` passes it.
+    """One exercise. `verdict(attempt)` runs it on ranks and returns an Answer. `reference` is the solution.
 
     judge: gives the verdict, unless a subclass does. It need not catch a RankError, which becomes 'crashed',
     with the ranks' own report. without: names of the course's own functions that would do the work. minutes:
@@ -142,7 +145,7 @@ class Exercise:
     hints: list[str] = field(kw_only=True)
     without: tuple[str, ...] = field(default=(), kw_only=True)
     minutes: int = field(kw_only=True)
-    # The exercises of a drop, in order.
+    # A number that grows: a drop's exercises are sorted by it.
     made: int = field(default_factory=itertools.count().__next__, init=False)
     _shown: int = field(default=0, init=False)
 
@@ -162,12 +165,12 @@ class Exercise:
                 " the def line as it was given.",
             )
         if _is_empty(attempt):
-            if _says_something(attempt):
-                sentence = "Your function ends without `return`: what stands there alone is lost."
+            if _has_a_value(attempt):
+                sentence = "Your function ends without `return`: the value in its body is lost."
                 return wrong("nothing returned", sentence)
             return Answer("not started", f"Write the body of {attempt.__name__}, and run this cell again.")
         if helped := names_in(attempt).intersection(self.without):
-            sentence = f"`{min(helped)}` does it for you. Here write it without."
+            sentence = f"`{min(helped)}` does this exercise for you. Write it without `{min(helped)}`."
             return wrong("the course's code does the work", sentence)
         try:
             with _few_lines():
@@ -179,7 +182,9 @@ class Exercise:
         except NotCounted as e:
             answer = Answer("not counted", str(e))
         if answer.helped:
-            sentence = f"It calls the course's own `{answer.helped}`, so it is not counted."
+            sentence = (
+                f"Your function calls the course's own `{answer.helped}`, so this attempt is not counted."
+            )
             answer.text = f"{answer.text} {sentence}"
         if answer.kind == "not counted" or answer.helped or attempt is self.reference:
             return answer
@@ -189,7 +194,7 @@ class Exercise:
         return answer
 
     def advice(self, mistake: str) -> str:
-        """The advice on a mistake; '' if that depends on the attempt."""
+        """The written advice on a mistake: none here; subclasses have it."""
         return ""
 
     def verdict(self, attempt: Callable) -> Answer:
@@ -216,7 +221,7 @@ class Exercise:
     def solution(self) -> _Text:
         """One way to do it, which passes the check.
 
-        With THREE_AXES_SOLUTIONS=hidden in the environment it stays hidden: for classes.
+        With THREE_AXES_SOLUTIONS=hidden in the environment it stays hidden: for a teacher's lessons.
         """
         if solutions_hidden():
             return _Text("Your teacher has put the solutions away. hint() still helps.")
@@ -226,7 +231,7 @@ class Exercise:
         return f"Exercise {self.name!r}: check(your_function), hint(), solution()"
 
 
-SKIPS = "# progress.skip asks: a right answer passes the drop, which does not count as read.\n"
+SKIPS = "# progress.skip asks: a right answer passes the drop, but the drop is not noted as read.\n"
 
 
 def _asked_by_skip() -> bool:
@@ -236,8 +241,8 @@ def _asked_by_skip() -> bool:
 
 
 INSIDE = (
-    "PyTorch raised this in its own code, when it worked with what your function returned, or in backward."
-    " Hold the shape and the type of each tensor that you return against what is asked for."
+    "No line of your code is in this error: PyTorch worked with what your function returned, or ran backward."
+    " Compare the shape and the type of each tensor that you return with what the exercise asks for."
 )
 # Pattern of a rank's error ("type: message"), the name of the mistake, what to do.
 CRASHES = (
@@ -260,7 +265,7 @@ CRASHES = (
     (
         r"^EOFError",
         "input on a rank",
-        "`input()` reads the keyboard, and a rank has none. What your function needs comes as its arguments.",
+        "`input()` reads the keyboard, and a rank has none. Your function gets what it needs as arguments.",
     ),
     (
         r"^BdbQuit",
@@ -275,13 +280,13 @@ CRASHES = (
     (
         r"NoneType",
         "None where a tensor is needed",
-        "Something is None there. dist.all_reduce, append and extend return None: they change what they are"
-        " given.",
+        "A value in your code is None. dist.all_reduce, append and extend return None: they change what they"
+        " are given.",
     ),
     (
         r"<class 'generator'>|'generator' object",
         "a generator where a list is needed",
-        "Round brackets around `… for … in …` make a generator, which has no places and no length. Square"
+        "Round brackets around `… for … in …` make a generator, which has no indices and no length. Square"
         " brackets make a list.",
     ),
     (
@@ -318,11 +323,13 @@ CRASHES = (
 
 
 def stopped(error: RankError) -> Answer | None:
-    """The answer if a call was ended because it took too long; None for every other error."""
+    """The answer if a call took too long and no rank waited in a collective or message, or if a rank reached
+    its limit of processor time; else None.
+    """
     stands = lambda what: any(s.where and s.where[what] for s in error.seen)
     if error.kind == "timeout" and not stands("line") and not stands("in"):
         answered = all(s.finished or s.where for s in error.seen)
-        why = "none stood in your code" if answered else "one is in a single long operation, or not at work"
+        why = "none was in your code" if answered else "one is in a single long operation, or is not running"
         busy = f"The machine is busy: no rank got through, and {why}. Check again in a moment."
         return Answer("not counted", f"{busy}\n\n{error.report}")
     endless = any(s.error and s.error.type == Endless.__name__ for s in error.seen)
@@ -343,8 +350,8 @@ def _too_small(error: RankError) -> Answer | None:
         if sizes and status.exit is not None and status.box and status.box["op"] == "recv":
             came, had = (int(size) for size in sizes.groups())
             sentence = (
-                f"A message of {came:,} bytes came for a buffer of {had:,}. The buffer needs the size and the"
-                " type of what comes; torch.empty makes float32."
+                f"A message of {came:,} bytes arrived for a buffer of {had:,}. The buffer needs the size and"
+                " the type of the message; torch.empty makes float32."
             )
             return Answer("crashed", f"{sentence}\n\n{error.report}", "a buffer too small")
     return None
@@ -391,8 +398,8 @@ def _few_lines(first: int = 10, last: int = 20):
 
 
 def _without_cpp(printed: list[str]) -> list[str]:
-    """What ranks printed, as formatted by `output.fold`, without the message with which C++ ends a process:
-    the verdict contains it, after a sentence of its own.
+    """What ranks printed, as formatted by `output.fold`, without the message with which C++ ends a process
+    (the verdict has it already), and without headings of ranks that then have no line left.
     """
     kept = [line for line in printed if not re.search(r"│ +(terminate called after|what\(\):)", line)]
     follows = [*kept[1:], ""]
@@ -414,7 +421,7 @@ class _Text:
 
 
 def names_in(function: Callable | CodeType) -> set[str]:
-    """All names that a function looks up, and functions made in it."""
+    """All names that a function uses, and that the functions defined in it use."""
     code = getattr(function, "__code__", function)
     if not isinstance(code, CodeType):
         return set()
@@ -439,8 +446,8 @@ def _is_empty(function: Callable) -> bool:
     )
 
 
-def _says_something(function: Callable) -> bool:
-    """Whether a body that does nothing has a value in it, such as (16, 2, 1), but no `return` before it."""
+def _has_a_value(function: Callable) -> bool:
+    """Whether a body that `_is_empty` has a value in it, such as (16, 2, 1), without `return` before it."""
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0].body
     except (OSError, SyntaxError, IndexError, AttributeError):
@@ -491,7 +498,7 @@ class Prediction:
         """
         if answer not in self.options and not answer.startswith(NONE_OF_THESE):
             raise ValueError(f"the answer {answer!r} is not among the options {self._listed}")
-        if self.chosen is None and passed.is_kept():  # otherwise there is no reader to choose
+        if self.chosen is None and passed.is_kept():  # in a test, nobody can choose
             return _Unchosen(self, lambda: self.reveal(answer, because, found))
         self.revealed = self.chosen is not None
         self._close()
@@ -511,8 +518,8 @@ class Prediction:
 
 
 class _Unchosen:
-    """Replaces an answer that nobody has predicted: the question again, and the answer under it once an
-    option is chosen.
+    """`reveal` returns this if the reader has not chosen yet: the question again, and below it the answer
+    after a click.
     """
 
     sentence = "You have not predicted yet. Choose an answer, then see what was found."
@@ -540,6 +547,6 @@ _predicted: dict[tuple[str, ...], Prediction] = {}
 
 def predict(question: str, *options: str) -> Prediction:
     """A Prediction. The same question with the same options is the same object until the kernel ends, and
-    keeps its choice (after a click on an answer, the next cell to run is that cell).
+    keeps its choice: a click on an option selects the question's cell, so Run runs that cell again.
     """
     return _predicted.setdefault((question, *options), Prediction(question, *options))

@@ -1,13 +1,14 @@
-"""A world of ranks: n real processes beside the kernel, joined in a real process group.
+"""A world of ranks: n real processes beside the notebook's own (Jupyter's kernel), in a real process group.
 
     world = World(4)
     world.run(fn, *args)        every rank calls fn(*args); the list of their results
     %%ranks                     a notebook cell that every rank runs
 
 On Linux the processes are forked from a small server that has imported torch already
-(`multiprocessing`'s forkserver), so they are there in a tenth of a second and never
-descend from the kernel: a kernel that has touched CUDA or OpenMP can still start them.
-On macOS they are spawned, and spares wait (`ranks.server`).
+(`multiprocessing`'s forkserver), and not from the kernel. So they start in a tenth of a
+second, and also when the kernel has used CUDA or OpenMP already. On macOS each is
+spawned, which takes seconds, so a few spare processes are spawned in advance
+(`ranks.server`).
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ from .messages import Setup, dumps
 from .processes import START_SECONDS, NoMessage, Processes, WorldClosed
 from .standstill import Standstill
 
-REJOIN_SECONDS = 60.0  # for ranks that are alive to form the group again, on a busy machine
-MEET_SECONDS = 60.0  # for ranks that share GPUs to meet over NCCL for the first time
-# For a rank to leave what it is in, without GPUs and with; then its process is ended.
+# Time limits: for all ranks to form the group again, on a busy machine;
+REJOIN_SECONDS = 60.0
+MEET_SECONDS = 60.0  # for the first all-reduce of ranks that share GPUs;
+# for a rank to leave the operation that blocks it, without GPUs and with. Then all ranks are started afresh.
 ABORT_SECONDS = {False: 0.5, True: 10.0}
 CLOSE_SECONDS = 60.0  # for a call's thread to notice that its world is closed; usually 0.2 s are enough
 # Seconds before a call shows output while it runs.
 STREAM_AFTER = float(os.environ.get("THREE_AXES_STREAM_AFTER", 2))
 
-_OWN = object()  # as a call's timeout: the world's own
-_numbers = itertools.count(1)
+_WORLDS = object()  # a call without a timeout of its own has the world's
+_world_numbers = itertools.count(1)
 _open: weakref.WeakSet[World] = weakref.WeakSet()
 
 
 def open_worlds() -> list[World]:
-    """The open worlds, in the order of their making: %%ranks means the last."""
+    """The open worlds, in the order in which they were made: %%ranks uses the last one."""
     return sorted((w for w in _open if w.is_open), key=lambda w: w.number)
 
 
@@ -56,21 +58,22 @@ class World:
 
     n: number of processes, 1 to 64. timeout: seconds after which a call counts as hung
     (None: never); `run(..., timeout=)` sets it for one call. counted: whether bytes are counted
-    (`traffic`); without, collectives run untouched and failures cannot name them. fabric: a network to
-    emulate: each collective then takes as long as on that network (see `emulate.fabric`). memory: bytes of
-    tensors that each rank may hold; beyond that a rank raises an out-of-memory error (see `emulate.budget`).
+    (`traffic`); if not, an error's message cannot name the collective in which a rank was. fabric: a network
+    to emulate: each collective then takes as long as on that network (see `emulate.fabric`). memory: bytes
+    of tensors that each rank may hold; beyond that a rank raises an out-of-memory error (see
+    `emulate.budget`).
 
     Ranks compute on the CPU and communicate over gloo on the loopback interface. They see no GPU, so that
     code that asks for one behaves as on a laptop. Results are returned on the CPU.
 
-    gpus=True gives each rank a GPU, `device`. Its tensors are sent over NCCL, and the operating system does
-    not count those bytes. With fewer GPUs than ranks, and NCCL 2.30 or newer, ranks share GPUs: values and
-    bytes are the same, and seconds mean nothing. Raises RuntimeError if ranks share GPUs and their first
-    all-reduce fails. A call is over when its GPUs have done all the work that it launched, so that a hanging
-    collective is reported for the call that it belongs to. Then NCCL's communicators are aborted and made
-    anew. Variables are kept if that frees every rank within 10 seconds; otherwise all ranks are started
-    afresh, without them. They are also started afresh after an error of CUDA, which leaves a GPU unusable for
-    its process.
+    gpus=True gives each rank a GPU; in a cell the variable `device` names it. Its tensors are sent over NCCL,
+    and the operating system does not count those bytes. With fewer GPUs than ranks, and NCCL 2.30 or newer,
+    ranks share GPUs: results and counted bytes are the same, but measured seconds mean nothing. Raises
+    RuntimeError if ranks share GPUs and their first all-reduce fails. A call returns when the GPUs have done
+    all the work that it launched, so a collective that hangs is reported for its own call. To free ranks that
+    hang, NCCL's communicators are aborted and made anew. Variables are kept if that frees every rank within
+    10 seconds; otherwise all ranks are started afresh, without them. They are also started afresh after an
+    error of CUDA, which leaves a GPU unusable for its process.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class World:
                 " start this process with daemon=False"
             )
         arguments.check(n, gpus, counted, fabric, memory)
-        self.n, self.number, self._counted = n, next(_numbers), counted
+        self.n, self.number, self._counted = n, next(_world_numbers), counted
         self.timeout = arguments.seconds(timeout)
         self.fabric, self.memory = fabric, memory
         self.gpus = gpus
@@ -103,8 +106,10 @@ class World:
         self.traffic: Traffic | None = None  # of the last run() or cell
         self.timeline: Timeline | None = None  # of the same
         self._generation = 0
-        self._broken = False  # the last call ended in a state that only fresh ranks can mend
-        # The holder of the lock owns the processes: the thread of the running call, or the one that closes.
+        # True from a call's start until it has ended or the ranks were mended. If it still is True at the
+        # next call, all ranks are started afresh first.
+        self._broken = False
+        # Only the thread that holds the lock uses the processes: that of the running call, or of `close()`.
         self._lock = threading.Lock()
         self._caller: int | None = None  # the thread of the call under way
         with server.in_words():
@@ -120,14 +125,15 @@ class World:
 
     # -- calls -----------------------------------------------------------------------
 
-    def run(self, fn, *args, timeout: float | None = _OWN, **kwargs) -> list:
+    def run(self, fn, *args, timeout: float | None = _WORLDS, **kwargs) -> list:
         """Call `fn(*args, **kwargs)` on every rank and return the results, rank 0's first.
 
-        What the ranks print appears here, in rank order. `fn` may be defined in the notebook: it travels by
-        value. A module's functions travel by name, and a rank keeps the module that it imported first: after
-        editing a file, make a new World. A program that `fn` starts is its own and outlives the rank, unless
-        `fn` ends it. Raises RankError when a rank raises or dies, when it is proven that no rank can
-        continue, or after `timeout` seconds; raises RanksInterrupted when you press stop.
+        What the ranks print appears here, in rank order. `fn` may be defined in the notebook: it is sent by
+        value. Functions of a module are sent by name, and a rank keeps the module that it imported first:
+        after editing a file, make a new World. A program that `fn` starts continues after the call. On Linux
+        it is ended with the ranks; elsewhere `fn` must end it. Raises RankError when a rank raises or dies,
+        when it is proven that no rank can continue, or after `timeout` seconds; raises RanksInterrupted when
+        you press stop.
         """
         if not callable(fn):
             raise TypeError(f"run() takes a function and its arguments, not {fn!r}")
@@ -140,11 +146,11 @@ class World:
             ) from None
         return self._call("function", job, timeout=timeout)
 
-    def cell(self, source: str, file: str = "<cell>", timeout: float | None = _OWN) -> list[str | None]:
+    def cell(self, source: str, file: str = "<cell>", timeout: float | None = _WORLDS) -> list[str | None]:
         """Run the text `source` in every rank's namespace, as %%ranks does.
 
-        Names stay from call to call; `rank`, `world_size`, `device`, `torch` and `dist` are there.
-        Returns, per rank, the repr of the last line's value (None where it has none).
+        Variables keep their values from call to call; `rank`, `world_size`, `device`, `torch` and `dist` are
+        there. Returns, per rank, the repr of the last line's value (None where it has none).
         """
         return self._call("cell", source, file, timeout=timeout)
 
@@ -189,7 +195,7 @@ class World:
     def __reduce__(self):
         raise TypeError(
             "a World belongs to the notebook and cannot be sent to a rank; "
-            "there, dist.get_rank() and dist.get_world_size() say what you need"
+            "on a rank, use dist.get_rank() and dist.get_world_size()"
         )
 
     def __len__(self) -> int:
@@ -247,7 +253,7 @@ class World:
                 f"the {self.n} ranks could not start. They printed:\n{output.fold(map(str, captured))}"
             )
         self._broken = False
-        server.warm(self.n)  # where ranks are spawned: new spares, in case these ranks are lost
+        server.warm(self.n)  # where ranks are spawned: start spare processes, in case these are lost
 
     def _join(self, seconds: float, captured=None) -> bool:
         """Have every rank form the group anew. Returns False if a rank did not."""
@@ -264,9 +270,9 @@ class World:
 
     # -- one call --------------------------------------------------------------------
 
-    def _call(self, kind: str, *details, timeout: float | None = _OWN, keep_traffic: bool = True) -> list:
+    def _call(self, kind: str, *details, timeout: float | None = _WORLDS, keep_traffic: bool = True) -> list:
         self._check_open()
-        timeout = self.timeout if timeout is _OWN else arguments.seconds(timeout)
+        timeout = self.timeout if timeout is _WORLDS else arguments.seconds(timeout)
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 "this world is busy with a call from another thread; make a second World for it"
@@ -299,22 +305,22 @@ class World:
                 raise RankError(why, "timeout", slow, False, [RankStatus() for _ in range(self.n)])
             standstill = Standstill(self._ranks, number, view.stands)
             done = self._ranks.collect("done", number, range(self.n), timeout, captured, view, standstill)
-            left = self._let_go(number, done, captured) if standstill.nobody_waits else None
+            left = self._free_unawaited(number, done, captured) if standstill.nobody_waits else None
             failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
-            trouble = self._fail(number, done, captured, timeout, standstill.found) if failed else None
+            error = self._fail(number, done, captured, timeout, standstill.found) if failed else None
             self._broken = False
         except KeyboardInterrupt:
             with server.undisturbed(again=False):  # ignore a second press of stop
-                trouble = self._interrupted(number, captured)
+                error = self._interrupted(number, captured)
         except NoMessage as e:
             (rank,) = e.args
             self._restart()
             why, seen = failure.no_message(rank, self.n, FRESH), [RankStatus() for _ in range(self.n)]
-            trouble = RankError(why, "result", [rank], False, seen)
+            error = RankError(why, "result", [rank], False, seen)
         finally:
             view.end()
-        if trouble is not None:
-            raise trouble
+        if error is not None:
+            raise error
         traffic = Traffic([done[r][2] for r in range(self.n)])
         if keep_traffic:
             self.traffic = traffic
@@ -325,12 +331,15 @@ class World:
                 ),
                 shared=self.shared,
             )
-        # The reader has destroyed the group, or an operation of it failed and the code continued: mend it.
+        # A rank is not in the group any more if its code has destroyed it, if an operation of it failed and
+        # the code continued, or if the rank was freed above. Then form it again.
         state = ALIVE if all(joined for *_, joined in done.values()) else self._mend([])
         if left:
             output.say(failure.left_behind(*left, state))
         elif state != ALIVE:
-            output.say("note: this call has destroyed its group, or a collective of it had failed. " + state)
+            output.say(
+                "note: during this call the process group was destroyed, or a collective failed. " + state
+            )
         if wrong := traffic.disagreement(both=True):
             pair, text = wrong
             seen = [RankStatus(finished=True) for _ in range(self.n)]
@@ -365,16 +374,18 @@ class World:
             # Wait for the answers of ranks that fail at the same moment.
             done |= self._ranks.collect_rest(number, done, 0.1, captured)
             if done and all(ok or pickle.loads(error).follows for ok, error, *_ in done.values()):
-                # These ranks lost the connection to a rank whose death will be known in a moment.
+                # All of these ranks lost a connection, so another rank has probably died. Its process ends
+                # soon.
                 wait([p.sentinel for p in self._ranks.processes], 1)
         seen = self._ranks.look(number, done, captured)
         missing = [r for r in range(self.n) if r not in done]
         return failure.explain(seen, timeout, deadlock, lambda: self._mend(missing, number, captured, seen))
 
-    def _let_go(self, number: int, done: dict, captured) -> tuple[list[RankStatus], list[int]] | None:
+    def _free_unawaited(self, number: int, done: dict, captured) -> tuple[list[RankStatus], list[int]] | None:
         """If the reader's code has returned on all ranks, free the ranks that are blocked in an operation
         which this code started and never waited for. Their answers are added to `done`. Returns the status of
-        all ranks and the list of freed ranks; None if the code of some rank has not returned.
+        all ranks and the list of ranks that were to be freed; None if a rank has an error, or its code has
+        not returned.
         """
         seen = self._ranks.look(number, done, captured)
         freed = [r for r in range(self.n) if r not in done]

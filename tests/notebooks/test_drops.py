@@ -180,7 +180,7 @@ def test_a_readers_first_line_is_answered_in_a_sentence(drop, answer):
     assert asked(...).kind == "not started" and asked("many").kind == "wrong"
     assert asked(answer).kind == "right", asked(answer)
     for wrong in (3 * answer, answer / 4):
-        assert asked(wrong).kind == "wrong" and f"{wrong:,} is not it. " in asked(wrong).text
+        assert asked(wrong).kind == "wrong" and f"{wrong:,} is not the number. " in asked(wrong).text
 
 
 def test_a_first_layout_of_drop_13_can_be_or_the_sentence_says_why_not():

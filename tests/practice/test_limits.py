@@ -30,7 +30,7 @@ def standing(line=None, op=None) -> RankStatus:
 @pytest.mark.parametrize(
     "error, kind, said",
     [
-        (failed("timeout", standing(), standing()), "not counted", "none stood in your code"),
+        (failed("timeout", standing(), standing()), "not counted", "none was in your code"),
         (failed("timeout", standing(), RankStatus()), "not counted", "one is in a single long operation"),
         (failed("timeout", standing(line=("a.py", 1, "f"))), "crashed", "Does every loop of yours end?"),
         (failed("raised", RankStatus(Error("Endless", "10 s", [], False))), "crashed", "Does every loop"),

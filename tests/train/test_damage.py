@@ -70,10 +70,10 @@ def test_every_damage_is_found_and_the_file_named(runs, tmp_path, kind, name, se
     harm(run, other, kind, name, random.Random(seed))
     if (run / LAST / name).is_file() and (run / LAST / name).read_bytes() == before:
         pytest.skip("the two files are the same")
-    assert train.last_whole(run, said.append) == run / BEFORE
+    assert train.last_intact(run, said.append) == run / BEFORE
     (sentence,) = said
     assert sentence.startswith(f"{run / LAST} is damaged. ")
-    assert sentence.endswith(f"it is put aside as {LAST}.damaged") and "\n" not in sentence
+    assert sentence.endswith(f"it is renamed to {LAST}.damaged") and "\n" not in sentence
     if name != train.SUMS:  # a damaged list of digests may name any file
         assert f"damaged. {name}: " in sentence
     assert train.checkpoints(run) == [run / BEFORE]
@@ -85,7 +85,7 @@ def test_the_run_goes_on_from_the_one_before(runs, undisturbed, aside, tmp_path)
     code, _, err = aside(main_of, run, "--steps", "6")
     lines = err.splitlines()
     assert code == 0, err
-    assert lines[1].endswith(f"it is put aside as {LAST}.damaged")
+    assert lines[1].endswith(f"it is renamed to {LAST}.damaged")
     assert lines[2].startswith(f"going on from {BEFORE}")
     losses = [line["loss"] for line in train.read_metrics(run)]
     assert losses == pytest.approx(undisturbed, rel=1e-6)
@@ -105,7 +105,7 @@ def test_where_none_is_whole_nothing_is_lost(runs, aside, tmp_path):
         (run / folder / "__0_0.distcp").write_bytes(b"")
     for _ in range(2):
         code, _, err = aside(main_of, run, "--steps", "6")
-        assert code == 2 and "no other complete one is there. To begin anew, give another --out" in err
+        assert code == 2 and "no other checkpoint is left. To start anew, give another --out" in err
     assert len(train.read_metrics(run)) == 4
     assert {p.name for p in run.glob("step-*")} == {f"{LAST}.damaged", BEFORE}
 

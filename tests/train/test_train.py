@@ -159,9 +159,9 @@ def test_it_goes_on_under_other_layouts_and_numbers_of_ranks(worlds, twin, tmp_p
 @pytest.mark.parametrize(
     "choice, sentence",
     [
-        (dict(dp=2, tp=2), "dp 2 · tp 2 · pp 1 is 4 ranks, and 8 came"),
-        (dict(tp=3), "dp 2 · tp 3 · pp 1 is 6 ranks, and 8 came"),
-        (dict(tp=16), "dp 1 · tp 16 · pp 1 is 16 ranks, and 8 came"),
+        (dict(dp=2, tp=2), "dp 2 · tp 2 · pp 1 is 4 ranks, not 8"),
+        (dict(tp=3), "dp 2 · tp 3 · pp 1 is 6 ranks, not 8"),
+        (dict(tp=16), "dp 1 · tp 16 · pp 1 is 16 ranks, not 8"),
         (dict(tp=0), "tp cannot be 0"),
         (dict(tp=8, heads=4), "tp 8 does not divide 4 attention heads"),
         (dict(pp=8), "4 layers do not divide over 8 stages"),
@@ -231,7 +231,7 @@ def test_a_refusal_is_rank_0s_and_the_status_of_all(tmp_path):
     """Each within a moment of the group's forming: what is said has the time since then."""
     (tmp_path / "a_file").write_text("")
     for options, sentence in (
-        ("--tp 3", "dp 1 · tp 3 · pp 1 is 3 ranks, and 2 came"),
+        ("--tp 3", "dp 1 · tp 3 · pp 1 is 3 ranks, not 2"),
         ("--text /nowhere.txt", "No such file or directory: '/nowhere.txt'"),
         (f"--out {tmp_path / 'a_file'}", "File exists"),
     ):
@@ -268,7 +268,7 @@ def test_going_on_within_one_schedule_gives_the_losses_of_one_long_run(aside, tm
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(aside, tmp_path):
     options = "--steps 8 --every 8 --lr 1e8 --warmup 0 --clip 1e8".split()
     code, _, err = aside(main_of, tmp_path / "run", *options)
-    assert code == 2 and err.endswith(": nothing is saved. Take a smaller lr\n"), err
+    assert code == 2 and err.endswith(": it is not saved. Take a smaller lr\n"), err
     assert not train.checkpoints(tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n[1]\n{"step": "2"}\n{"step": 3, "lo')
     assert train.read_metrics(tmp_path / "run") == [{"step": 1}]

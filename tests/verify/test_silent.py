@@ -39,7 +39,7 @@ def test_most_causes_are_known():
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("clipped before the sum", "all_reduce over dp was given it too late, or nobody waited"),
+        ("clipped before the sum", "all_reduce over dp received it too late, or nobody waited"),
         ("mean over cp, unequal tokens", "of each row tokens 1–4 1.05 times, tokens 5–12 0.955 times"),
     ],
 )

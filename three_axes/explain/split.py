@@ -1,8 +1,8 @@
 """Splits one rank's time: every moment belongs to one part, and the parts sum to the whole.
 
 Computation counts first, because it hides communication and copies: a moment in which the GPU computes is
-compute. Exposed time is the time in which a collective runs and nothing else does. It is a union of
-intervals, not a sum of kernels.
+compute. Exposed time is the time in which a collective runs, and no other kernel and no copy. It is a union
+of intervals, not a sum of kernels. While collectives of two axes run, it counts for the first by name.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def union(spans) -> np.ndarray:
 
 
 def both(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The intervals that are in a and in b."""
+    """The intervals that are in a and in b. Both are sorted, and neither overlaps itself."""
     if not len(a) or not len(b):
         return np.empty((0, 2))
-    # Each interval of a overlaps those of b from the first that ends after the interval's start.
+    # An interval of a overlaps those of b from the first that ends after its start to the last that begins
+    # before its end.
     low, high = np.searchsorted(b[:, 1], a[:, 0], "right"), np.searchsorted(b[:, 0], a[:, 1], "left")
     counts = np.maximum(0, high - low)
     i = np.repeat(np.arange(len(a)), counts)
@@ -56,9 +57,8 @@ def length(a: np.ndarray) -> float:
 
 
 OPTIMIZER = "Optimizer.step#"
-WITHIN = (
-    0.99  # the share of the GPU's time that must lie in the host's steps, to use these as the GPU's steps
-)
+# The host's annotated steps count as the GPU's if this share of the GPU's busy time lies in them.
+WITHIN = 0.99
 INSIDE = "Memcpy DtoD", "Memset"
 LEAST = 0.01  # of the recording: unrecognised kernels of one name that take less count as computation
 LONG = 1000  # microseconds of a call; a shorter call is a launch or a query
@@ -74,15 +74,15 @@ class Split:
 
     parts: compute, optimizer, copies (between host and device), 'exposed AXIS' for each axis, bubble, waiting
     for data, waiting for Python, idle; and if there are any: not recognised, copies on the device, waiting
-    for CUDA, and idle whose cause is not known. communication: exposed and hidden. hidden: its share under
-    computation. unsure: its share under kernels that are not recognised. alone: (operation, axis, bytes) ->
-    how long collectives of that kind ran while nothing computed, without the bubble. exposed: (operation,
-    axis) -> the same for all sizes together. size: of the world. strange: devices that are not read.
-    unrecognised: a kernel's name -> how long it ran. calls: the host's call -> how long the GPU waited during
-    it, for long calls. brief: idle time in gaps that are no longer than a launch takes. devices: the GPUs
-    that it ran on, by its own numbers. host: its machine, if known. graphs: True if CUDA graphs were
-    launched. pageable: True if some copies use memory that is not pinned, or of which that is not known.
-    trains: False if no backward was recorded.
+    for CUDA, and idle whose cause is not known. communication: seconds of all collectives, exposed or not.
+    hidden: the fraction of these under computation. unsure: the fraction only under kernels that are not
+    recognised. alone: (operation, axis, bytes) -> how long collectives of that kind ran beside no other
+    kernel and no copy, without the bubble. exposed: (operation, axis) -> the same for all sizes together.
+    size: of the world. strange: devices that this tool cannot read. unrecognised: a kernel's name -> how long
+    it ran. calls: the host's call -> how long the GPU waited during it, for long calls. brief: idle time in
+    gaps that are no longer than a launch takes. devices: the GPUs that it ran on, by its own numbers. host:
+    its machine, if known. graphs: True if CUDA graphs were launched. pageable: False if there are copies
+    between host and device, and all use pinned memory. trains: False if no backward was recorded.
     """
 
     rank: int
@@ -114,7 +114,7 @@ class Split:
 
     @property
     def working(self) -> float:
-        """Seconds without waiting for other ranks."""
+        """Seconds without exposed communication and the bubble; idle time is in it."""
         return self.seconds - self._exposed
 
     @property
@@ -124,7 +124,7 @@ class Split:
 
 
 def split(trace: Trace, rank: int = 0) -> Split:
-    """Split a trace. rank: the trace's rank, if the trace does not contain it."""
+    """Split a trace. rank: used if the trace does not say of which rank it is."""
     rank = rank if trace.rank is None else trace.rank
     return _of_gpu(trace, rank) if trace.gpu else _of_cpu(trace, rank)
 
@@ -187,8 +187,8 @@ def _unrecognised(kernels: list[Event], whole: np.ndarray) -> dict[str, float]:
 
 
 def _of_cpu(trace: Trace, rank: int) -> Split:
-    """Split a trace of ranks over gloo: its threads communicate, operators compute. A step may begin before
-    the first operator, if a rank reads its data first.
+    """Split the trace of a rank on gloo, whose threads communicate; PyTorch's operators compute. The steps'
+    intervals belong to the whole, because a step may begin with reading data, before its first operator.
     """
     sent = [of_gloo(note, trace.groups) for note in trace.notes if note.name.startswith("gloo:")]
     cpu, steps = trace.cpu, _noted(trace, STEP)
@@ -245,7 +245,9 @@ def _parts(trace: Trace, rank: int, on_gpu: bool, sent, computing, optimizer, co
 
 
 def _alone(sent: list[Collective], busy: np.ndarray, kind: Callable[[Collective], tuple]) -> dict:
-    """Kind -> seconds in which collectives of that kind ran while nothing computed, without the bubble."""
+    """Kind -> seconds in which collectives of that kind ran beside no other kernel and no copy, without the
+    bubble.
+    """
     kinds: dict[tuple, list[Collective]] = {}
     for c in sent:
         kinds.setdefault(kind(c), []).append(c)
@@ -259,8 +261,8 @@ def _alone(sent: list[Collective], busy: np.ndarray, kind: Callable[[Collective]
 
 
 def _beyond_the_fastest(sent: list[Collective]) -> list[tuple[float, float]]:
-    """The waiting in sends and receives. Each begins to wait at once and moves its bytes at its end, so the
-    time beyond the fastest one of the same size was waiting for the neighbour.
+    """The intervals of waiting in sends and receives. Each first waits and then moves its bytes, so the time
+    by which it is longer than the fastest with the same operation and size was waiting for the neighbour.
     """
     fastest: dict[tuple, float] = {}
     for c in sent:
@@ -271,9 +273,9 @@ def _beyond_the_fastest(sent: list[Collective]) -> list[tuple[float, float]]:
 
 def _idle(made: Split, trace: Trace, gaps: np.ndarray) -> None:
     """Find for each idle gap of the GPU what it waited for. If the next kernel was launched after the gap
-    began, the GPU waited for the host; so it did in a gap after the last kernel. If it was launched before,
-    the GPU waited for something on the device, which is not in the trace. Without a recorded launch, nothing
-    is known.
+    began, the GPU waited for the host; the same holds for a gap after the last kernel. If it was launched
+    before, the GPU waited for something on the device, which is not in the trace. Without a recorded launch,
+    nothing is known.
     """
     calls = {e.start: trace.launches.get(e.args.get("correlation")) for _, e in trace.gpu}
     late: list[tuple[object, np.ndarray]] = []  # (thread of the host, gap)
@@ -315,6 +317,6 @@ def _in_calls(made: Split, trace: Trace, late: list[tuple[object, np.ndarray]]) 
 
 
 def _waiting(trace: Trace, waited: np.ndarray) -> dict[str, float]:
-    """The time in which the GPU waited for the host: for the loader's batch, or for Python."""
+    """The time in which the device waited for the loader's batch, or for Python."""
     for_data = length(both(waited, _noted(trace, LOADER)))
     return {"waiting for data": for_data / 1e6, "waiting for Python": (length(waited) - for_data) / 1e6}

@@ -1,5 +1,5 @@
-"""Finds the first difference between the ranks' steps and their twin's, and its cause, from their
-`Seen` only.
+"""Compares the ranks' steps with their twin's, the same steps of the whole model on one device: finds the
+first difference and its cause. It reads recorded steps (`record.Seen`), runs no model and needs no ranks.
 """
 
 from __future__ import annotations
@@ -32,17 +32,22 @@ from .record import Seen, Tensors
 from .verdict import EXACT, Twin, Verdict, Wrong, by_cause, of_dropouts
 
 DOUBLE = torch.finfo(torch.float64).eps
-ROUNDINGS = 4  # in types other than float64: units in the last place that are no difference
-SPREAD = 8  # measured spreads by which two orders of summation may differ
-FAR = 16  # medians: after the first step some parameters' spread is larger, of other ones in each run
-SMALL = 1e-6  # of the largest gradient: a smaller gradient may be only rounding
+# A spread is the difference between two runs of the twin, which sum in different orders.
+ROUNDINGS = 4  # in types other than float64, a difference of so many eps is allowed
+SPREAD = 8  # a difference of so many times the spread is allowed
+FAR = 16  # a spread of more medians is left out: after the first step a few parameters have one by chance
+SMALL = 1e-6  # of the largest gradient, of the loss, of an output: what is smaller may be only rounding
 OF_ROWS = "rows missing", "rows repeated", "rows weighted", "padding counted"
 REFUSED = "rows could not be tried: "
-VISIBLE = 1e-4  # of a tensor's largest gradient: for smaller ones, and for rounding, Adam's step is as large
+# Elements with a gradient below this share of their tensor's largest are not compared after the update:
+# Adam's step is as large for any gradient, so rounding in a tiny one changes the whole step.
+VISIBLE = 1e-4
 
 
 class Comparison:
-    """A comparison of all ranks' steps with their twin's. places: where the parameters' parts lie."""
+    """A comparison of all ranks' steps with their twin's. places: for each rank and parameter, the place of
+    the rank's part in the whole tensor.
+    """
 
     def __init__(
         self, layout: str, mesh: Mesh, twin: Twin, ranks: Mapping[int, Sequence[Seen]], places: Places
@@ -57,7 +62,9 @@ class Comparison:
         self.verdict = Verdict(layout, exact=self._eps == DOUBLE, least=self._allowed(0))
 
     def made(self) -> Verdict:
-        """The verdict. The comparison stops after the first part of a step that differs from the twin's."""
+        """The verdict. The comparison stops after the first step that differs. In that step clipping, the
+        update and buffers are compared only if loss and gradients are equal. Dropouts are always compared.
+        """
         if not self.verdict.add(by_cause(0, "weights", self._weights()), "weights"):
             any(self._step(number) for number in range(len(self.twin.steps)))
         self.verdict.add(
@@ -82,7 +89,7 @@ class Comparison:
         self._seen = {rank: steps[number] for rank, steps in self.ranks.items()}
 
     def _step(self, number: int) -> bool:
-        """Compare a step with the twin's. Returns True if the difference exceeds the tolerance."""
+        """Compare a step with the twin's. Returns True if a part of it differs by more than is allowed."""
         self._at(number)
         add = lambda what, off, column="": self.verdict.add(by_cause(number + 1, what, off), column or what)
         loss, gradients = self._loss(), self._gradients()
@@ -95,7 +102,9 @@ class Comparison:
             self.verdict.cells["loss"] = f"equal, a sum over {along(self._shares)}"
         add("gradients", {name: wrong for name, wrong in gradients.items() if name not in follow})
         if follow:
-            self.verdict.cells["gradients"] = "-"  # wrong gradients that follow from a wrong loss are no news
+            self.verdict.cells["gradients"] = (
+                "-"  # after a wrong loss, gradients without a cause of their own are not reported
+            )
         if loss or gradients:
             return True
         norms = {rank: one.norm for rank, one in self._seen.items() if one.norm is not None}
@@ -118,7 +127,9 @@ class Comparison:
         return parts
 
     def _weights(self) -> Wrong:
-        """Copies of one tensor that differ before the first step, and weights that differ from the twin's."""
+        """Copies of one tensor that differ before the first step; weights that are not those of
+        `build(None)`, if others are.
+        """
         self._seen, whole = {rank: steps[0] for rank, steps in self.ranks.items()}, self.twin.steps[0].before
         wrong = {}
         for name in whole:
@@ -131,12 +142,12 @@ class Comparison:
                     )
         own = {name: t.to(whole[name].dtype) for name, t in self.twin.own.items() if t.unique().numel() > 1}
         other = [name for name in own if not torch.equal(own[name], whole[name])]
-        if wrong or len(other) in (0, len(own)):  # with another seed, all weights would differ
+        if wrong or len(other) in (0, len(own)):  # if all differ, only the seed was another: no mistake
             return wrong
         holds = {name: next((n for n in own if torch.equal(own[n], whole[name])), "") for name in other}
-        cause = Cause("other weights", text="not the twin's own, though others are")
+        cause = Cause("other weights", text="not those of build(None), though others are")
         if all(holds.values()):
-            phrase = "; ".join(f"{name} holds its {there}" for name, there in list(holds.items())[:2])
+            phrase = "; ".join(f"{name} holds the twin's {there}" for name, there in list(holds.items())[:2])
             cause = Cause("swapped", text=f"other tensors of the twin: {phrase}{'; …' * (len(holds) > 2)}")
         return {name: (apart(whole[name], own[name]), cause) for name in other}
 
@@ -155,7 +166,7 @@ class Comparison:
         far = math.inf if math.isnan(mean) else off(mean)
         before = self.twin.steps[self._number - 1].loss if self._number else math.inf
         if before is not None and abs(mean - before) <= allowed * abs(mean):
-            text = f"it is step {self._number}'s: that step changed nothing here"
+            text = f"it equals the loss of step {self._number}: that step changed nothing here"
             return {"": (far, Cause("stale", text=text))}
         if self._number == 0 and (cause := of_inputs(self._seen, self._twin)):
             return {"": (far, cause)}
@@ -164,11 +175,13 @@ class Comparison:
         ratio = mean / twins
         text = f"{times(ratio)}{size_text(ratio, self.mesh)[1]}"
         if self._number == 0:
-            text += ". No module's output parts: look at targets, mask and mean"
+            text += ". No module's output differs: look at targets, mask and mean"
         return {"": (far, Cause("loss", text=text))}
 
     def _of_gradients(self, loss: Wrong, gradients: Wrong) -> Wrong:
-        """The loss; if it has no cause yet, with the cause that the gradients have in the batch's rows."""
+        """The loss. If it has no cause of its own, it gets the gradients' cause in the batch's rows, or the
+        reason why rows could not be tried.
+        """
         ((far, cause),) = loss.values()
         if cause.kind != "loss":
             return loss
@@ -189,9 +202,9 @@ class Comparison:
         return ()
 
     def _first_output(self) -> tuple[str, Cause] | None:
-        """The first module whose output differs from the twin's. Not counted: a part of a sum, if a later
-        module is right; and modules inside a right module, which may complete their output (Megatron's adds
-        the bias later).
+        """The first module whose output differs from the twin's. If a later module is right, an earlier one
+        that only misses a sum is left out, and so is one inside the right module: the outer module may
+        complete its output (Megatron's adds the bias there).
         """
         wrong: list[tuple[str, Cause]] = []
         for name, whole in self._twin.outputs.items():
@@ -201,14 +214,12 @@ class Comparison:
             if cause := of_output(got, whole, self.mesh, max(SMALL, self._allowed(self._number))):
                 wrong.append((name, cause))
             else:
-                open_ = lambda one: one[1].kind != "output not summed" and not one[0].startswith(f"{name}.")
-                wrong = list(filter(open_, wrong))
+                stays = lambda one: one[1].kind != "output not summed" and not one[0].startswith(f"{name}.")
+                wrong = list(filter(stays, wrong))
         return next(iter(wrong), None)
 
     def _least(self) -> float:
-        """The length below which a gradient may be only rounding: a bias of attention's keys has
-        gradient 0.
-        """
+        """The norm below which a gradient may be only rounding: a bias of attention's keys has gradient 0."""
         lengths = (float(g.double().norm()) for g in self._twin.gradients.values())
         return SMALL * max(lengths, default=0.0)
 
@@ -216,7 +227,9 @@ class Comparison:
         wrong, common = self._wrong_gradients({})
         if len(wrong) > len(self._twin.gradients) / 2 and (scale := _common(common)):
             but_for, _ = self._wrong_gradients(scale)
-            if 0 < len(but_for) < len(wrong):  # clipping by the reader's code scales all gradients alike
+            if (
+                0 < len(but_for) < len(wrong)
+            ):  # the reader's code may scale all gradients alike, as clipping does
                 wrong = but_for
         open_ = [name for name, (_, cause) in wrong.items() if cause.kind in ("unexplained", "some ranks")]
         of_all, refused = (self._not_zeroed(open_) or self._of_went_in()) if open_ else None, ""
@@ -266,7 +279,7 @@ class Comparison:
                     c, rest = factor(seen.gradients[name].flatten() - wanted, before)
                     if rest > 1e-4 or abs(c) < 1e-3:
                         return None
-        share = "" if abs(c - 1) < 1e-3 else f" {c:.3g} times: on some ranks"
+        share = "" if abs(c - 1) < 1e-3 else f" ({c:.3g} times, so on some ranks only)"
         text = f"step {self._number}'s gradients are still in them{share}: never set to zero"
         return Cause("not zeroed", text=text)
 
@@ -279,9 +292,9 @@ class Comparison:
         calls = {call for seen in self._seen.values() for call in seen.sent.get(name, [])}
         took = sorted(op for axis, op in calls if axis in cause.axes)
         over = along(cause.axes)
-        phrase = f"No collective over {over} was given it"
+        phrase = f"No collective over {over} received this gradient"
         if took:
-            phrase = f"{' and '.join(took)} over {over} was given it too late, or nobody waited"
+            phrase = f"{' and '.join(took)} over {over} received it too late, or nobody waited"
         return replace(cause, text=f"{cause.text}. {phrase}")
 
     def _of_rows(self, names: list[str]) -> tuple[Cause | None, str]:

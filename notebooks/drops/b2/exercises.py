@@ -13,7 +13,7 @@ from torch.nn.utils import parameters_to_vector
 
 from drops.b2.attention import inputs
 from helpers import toy
-from helpers.practice import Answer, Asked, Form, OnRanks, Run, alike, right
+from helpers.practice import Answer, Asked, OnRanks, Run, WrongForm, alike, right
 from helpers.ranks import World
 from helpers.toy import context
 
@@ -54,12 +54,12 @@ def _two_parts() -> list[tuple]:
 
 def _y_and_lse(answer) -> tuple[torch.Tensor, torch.Tensor]:
     if isinstance(answer, torch.Tensor):
-        raise Form("you return one tensor")
+        raise WrongForm("you return one tensor")
     y, lse = answer
     shapes, n = (tuple(y.shape), tuple(lse.shape)), MANY if len(y) == MANY else 4
     if shapes != ((n, 8), (n, 1)):
         wanted = f"({n}, 8) and ({n}, 1)"
-        raise Form(f"you return y of {shapes[0]} and lse of {shapes[1]}, and {wanted} are wanted")
+        raise WrongForm(f"you return y of {shapes[0]} and lse of {shapes[1]}, and {wanted} are wanted")
     return y, lse
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from helpers.practice import Asked, Form, OnRanks, Run, facts_so_far
+from helpers.practice import Asked, OnRanks, Run, WrongForm, facts_so_far
 from three_axes.table import Table
 
 # -- practice: name the bug -----------------------------------------------------------------------
@@ -253,7 +253,7 @@ def _marks() -> list[tuple]:
 
 def _names(answer) -> list[str]:
     if isinstance(answer, str) or not all(isinstance(name, str) for name in answer):
-        raise Form(f"You return {answer!r}")
+        raise WrongForm(f"You return {answer!r}")
     return sorted(set(answer))
 
 

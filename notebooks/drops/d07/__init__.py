@@ -1,4 +1,4 @@
-"""Drop 07: schedules on paper and on real ranks, and an order of the reader's own."""
+"""Drop 07: schedules, simulated and on real ranks. The reader writes the order of one stage."""
 
 from .cells import *
 from .exercises import *

@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""What the cells of drop 07 call; its exercises use it too."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from helpers.ranks import World, current, memory
 from three_axes.count import Timeline, Traffic, clock
 from three_axes.paper import SCHEDULES, Schedule, simulate, simulation
 
-UNIT = 0.030  # seconds of a stand-in's forward; its backward takes two of them
+# Seconds of the forward of a `toy.StandIn`, a stage that only takes time; its backward takes two of them.
+UNIT = 0.030
 
 
 def on_ranks(
     world: World, schedule: Schedule, unit: float = UNIT, work: Sequence[float] = (), again: bool = True
 ) -> Timeline:
-    """A schedule run on real ranks with timed stand-ins for compute; a stage in v chunks takes 1/v of `unit`
-    for each.
+    """A schedule run on real ranks, with timed stand-ins for compute. A forward takes `unit` seconds; with v
+    chunks on a rank, a chunk's forward takes unit / v.
 
-    work: how many times `unit` each stage takes, if they differ. again: the shortest of a few runs.
+    work: how many times `unit` each stage takes, if they differ. again: run it a few times, and return the
+    shortest run.
     """
 
     def run():
@@ -45,13 +47,13 @@ def on_ranks(
 
 
 def on_paper(schedule: Schedule, unit: float = UNIT) -> simulation.Timeline:
-    """The schedule on paper, in seconds, on the scale of a measured one."""
-    line = simulate(schedule)  # in whole units, which add up without rounding: ties stay ties
-    return replace(line, start=unit * line.start, end=unit * line.end, unit="s")
+    """The simulated timeline in seconds, so that it can be drawn beside a measured one."""
+    simulated = simulate(schedule)  # in whole units: sums are exact, so what ends together stays together
+    return replace(simulated, start=unit * simulated.start, end=unit * simulated.end, unit="s")
 
 
 def with_real_compute(world: World, schedule: Schedule) -> Timeline:
-    """The toy itself, hidden 256, on this machine's cores."""
+    """The timeline of one step of the toy model (hidden 256), computed on this machine's cores."""
     return timed_step(world, schedule, memory.saved_activations)
 
 
@@ -61,7 +63,7 @@ def bytes_of(world: World, m: int, by: str) -> Traffic:
     """
 
     def run():
-        # A rank has it already, and the notebook need not wait for it.
+        # Imported here: a rank has imported this already, and the notebook need not.
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
         rank, p = dist.get_rank(), dist.get_world_size()
@@ -78,7 +80,7 @@ def bytes_of(world: World, m: int, by: str) -> Traffic:
 
 
 def answer(gpipe: simulation.Timeline, f1b1: simulation.Timeline) -> tuple[str, str, str]:
-    """What `reveal` takes: what is smaller on the second timeline."""
+    """Arguments of `reveal`: what is smaller in the second timeline, why, and how that was found."""
     time, held = f1b1.makespan < gpipe.makespan, f1b1.held < gpipe.held
     smaller = "both" if time and held else "the idle time" if time else "the memory"
     why = (

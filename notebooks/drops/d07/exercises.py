@@ -1,4 +1,4 @@
-"""Drop 07: schedules on paper and on real ranks, and an order of the reader's own."""
+"""Exercises of drop 07: the order of one stage under 1F1B, and the bubble's share."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def order(rank, p, m):
     """What pipeline rank `rank` of p runs for m microbatches under 1F1B: a list such as ["F0", "F1", "B0",
     ...].
     """
-    # The first gradient comes when a microbatch has been at the last stage: p − 1 − rank forwards fit
-    # before it, and one more begins the pairs.
+    # The first gradient comes back after microbatch 0 has passed all later stages. Until then the rank runs
+    # p − 1 − rank forwards. Then one forward and one backward alternate.
     warmup = min(m, p - 1 - rank)
     ops = [f"F{i}" for i in range(warmup)]
     for i in range(m - warmup):
@@ -37,8 +37,8 @@ def _orders(run: Run) -> list[list[list[str]]]:
 
 
 def _first(run: Run) -> tuple[str, str, simulation.Timeline | None]:
-    """What is wrong with the first order that is illegal, or longer or fuller than 1F1B: the mistake, what
-    shows it, and the run on paper of a legal one. ('', '', None) where there is none.
+    """(mistake, a text that shows it, simulated timeline or None if the orders are illegal) for the first of
+    SIZES whose orders are illegal, or take longer or hold more than 1F1B; ('', '', None) if there is none.
     """
     each = (_judged(orders, m) for orders, (_, m) in zip(_orders(run), SIZES))
     return next((one for one in each if one[0]), ("", "", None))
@@ -71,7 +71,7 @@ def _judged(orders: list[list[str]], m: int) -> tuple[str, str, simulation.Timel
     for rank, done in enumerate(backwards):
         if done != sorted(done):
             order = ", ".join(f"B{i}" for i in done)
-            return "backwards out of order", f"Rank {rank} of {p} goes backward by {order}.", line
+            return "backwards out of order", f"Rank {rank} of {p} runs backwards as {order}.", line
     short = any(leading[r] < min(m, p - r) for r in range(p))
     text = f"A legal order, but it takes {line.makespan:.0f} units where {best.makespan:.0f} are enough."
     theirs = diagnose.idle(best)
@@ -110,7 +110,7 @@ def _praised(run: Run) -> Answer:
     with World(P, timeout=5) as world:
         yours, theirs = (on_ranks(world, schedule, 0.008, again=False) for schedule in (mine, best))
     paper, equal = simulate(mine), Times(1, 0.5, 0.5)
-    name = "This is 1F1B." if mine.name == "1F1B" else "This is not 1F1B to the letter, and as good."
+    name = "This is 1F1B." if mine.name == "1F1B" else "This is not exactly 1F1B, but as good."
     time, (held, _, fewest) = _on_paper(paper)
     large = diagnose.read(large, 32), SCHEDULES["1F1B"].make(8, 32)
     answer = right(
@@ -118,7 +118,10 @@ def _praised(run: Run) -> Answer:
         " microbatches in flight. Below: on paper, with the critical path; and on four real ranks.",
         time,
         (held, str([yours.in_flight(r) for r in range(P)]), fewest),
-        ("slots for p = 8, m = 32, equal times", *(f"{simulate(x, equal).makespan:.0f}" for x in large)),
+        (
+            "units of time for p = 8, m = 32, if forward and backward take the same",
+            *(f"{simulate(x, equal).makespan:.0f}" for x in large),
+        ),
     )
     answer.picture = gantt.timeline(
         {"yours, on paper": paper, "yours, on real ranks": yours, "1F1B, on real ranks": theirs},
@@ -169,7 +172,7 @@ def _off(run: Run, truth: Run) -> list[int]:
 
 
 def _smaller(run: Run, truth: Run) -> str:
-    """Shows that 1F1B alone is given another bubble, and a smaller one."""
+    """The measured bubbles, if the reader's answers are wrong for 1F1B only, and too small there; else ''."""
     if run.error or not (off := _off(run, truth)):
         return ""
     smaller = all(BUBBLES[i][0] == "1F1B" and run.values[i] < truth.values[i] for i in off)
@@ -177,6 +180,7 @@ def _smaller(run: Run, truth: Run) -> str:
 
 
 def _shares(run: Run, truth: Run) -> list[tuple[str, str, str]]:
+    """Figures of the first wrong case; of the first two cases if all are right."""
     return [
         (f"{name}, p = {p}, m = {m}", f"{run.values[i]:.4f}", f"{truth.values[i]:.4f}")
         for i in _off(run, truth)[:1] or (0, 1)

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import combinations
 from typing import NamedTuple
 
-from helpers.practice import Answer, Asked, Form, Run, beside, number, right
+from helpers.practice import Answer, Asked, Run, WrongForm, beside, number, right
 from three_axes.paper import by_hand
 from three_axes.plan import CLUSTERS, FRAMEWORKS, Estimate, Job, Layout, estimate, find_model
 from three_axes.table import human
@@ -225,9 +225,9 @@ def _agreement(seconds: list[float], planned: list[Estimate]) -> tuple[float, fl
 
 
 def _cost(value) -> Cost:
-    """What a reader returned, as a Cost. Raises Form for what is none."""
+    """What a reader returned, as a Cost. Raises WrongForm for what is none."""
     if not isinstance(value, tuple) or len(value) != len(Cost._fields):
-        raise Form(f"You return {str(value)[:60]}, and six numbers are asked for")
+        raise WrongForm(f"You return {str(value)[:60]}, and six numbers are asked for")
     return Cost(*map(number, value))
 
 
@@ -456,7 +456,7 @@ def quick(case):
 def _indices(reply) -> tuple[int, int]:
     answer, reason = reply[:]  # a set has no order, and no slices
     if answer in REASONS and reason in ANSWERS:
-        raise Form("The answer comes first, and then its reason; you return them the other way round")
+        raise WrongForm("The answer comes first, and then its reason; you return them the other way round")
     return ANSWERS.index(answer.strip()), REASONS.index(reason.strip())
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from drops import d13
 from drops.d13 import Cut, Given
-from helpers.practice import Answer, Asked, Form, Run, number, right
+from helpers.practice import Answer, Asked, Run, WrongForm, number, right
 from three_axes.plan import CLUSTERS, FRAMEWORKS, Job, Layout, ModelShape, find_model
 
 # -- practice: defend another job -----------------------------------------------------------------
@@ -116,17 +116,17 @@ def _cases() -> list[tuple]:
 
 
 def _defended(value) -> Defended:
-    """What a reader returned, as a Defended. Raises Form for what is none."""
+    """What a reader returned, as a Defended. Raises WrongForm for what is none."""
     if not isinstance(value, tuple) or len(value) != len(Defended._fields):
-        raise Form("You return something else than a Defended, with its nine fields")
+        raise WrongForm("You return something else than a Defended, with its nine fields")
     made = Defended(*value)
     cuts = {name: getattr(made, name) for name in ("cut", "half_network", "quarter_batch", "tp16", "fsdp")}
     for name, cut in cuts.items():
         if not (isinstance(cut, tuple) and len(cut) == len(Cut._fields) or cut is None and name != "cut"):
-            raise Form(f"{name} is {str(cut)[:60]}, and it is a Cut, one of `cuts`")
+            raise WrongForm(f"{name} is {str(cut)[:60]}, and it is a Cut, one of `cuts`")
     axes = made.crosses
     if isinstance(axes, (str, dict)) and axes != {} or not set(axes) <= {"tp", "dp", "pp"}:
-        raise Form(f"crosses is {axes!r}, and it is a set of 'tp', 'dp' and 'pp', such as {{'dp'}}")
+        raise WrongForm(f"crosses is {axes!r}, and it is a set of 'tp', 'dp' and 'pp', such as {{'dp'}}")
     numbers = {name: number(getattr(made, name)) for name in ("seconds", "memory", "bubble")}
     cuts = {name: cut and Cut(*cut) for name, cut in cuts.items()}
     return made._replace(crosses=frozenset(axes), **numbers, **cuts)
