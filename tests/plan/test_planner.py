@@ -324,7 +324,7 @@ def test_a_plan_explains_itself():
     made = plan(JOB, gpus=64)
     best = made.best
     assert made.why(**best.axes._asdict()).startswith("the fastest")
-    assert "slower than" in made.why(dp=4, tp=8, pp=2) and "it loses" in made.why(dp=4, tp=8, pp=2)
+    assert "slower than" in made.why(dp=4, tp=8, pp=2) and "It loses" in made.why(dp=4, tp=8, pp=2)
     assert made.why(dp=3) == "DP 3 · TP 1 · PP 1 takes 3 GPUs, but there are 64"
     assert "% slower than DP" in made.why(tp=64) and "s on tensor parallel" in made.why(tp=64)
     assert [r.seconds for r in made.ranked] == sorted(r.seconds for r in made.ranked)

@@ -155,8 +155,8 @@ class Plan:
         gains = sum(s for s, k in loses if s > 0) - (mine.step_seconds - best.step_seconds)
         return (
             f"number {place + 1} of {len(self.by_axes)} sizes: {mine.step_seconds:.2f} s,"
-            f" {behind:.1%} slower than {best.layout}{', a tie' * self.ties(self.by_axes[place])}; it loses"
-            f" {named}" + (f", and wins back {gains:.2f} s elsewhere" if gains >= 0.005 else "")
+            f" {behind:.1%} slower than {best.layout.axes}{', a tie' * self.ties(self.by_axes[place])}.\n"
+            f"It loses {named}" + (f", and wins back {gains:.2f} s elsewhere." if gains >= 0.005 else ".")
         )
 
     def alone(self) -> str:

@@ -114,11 +114,12 @@ def finishes() -> str:
     operations = 6 * params * tokens
     by_hand = operations / (GPUS * device.flops / 2) / 86400
     by_plan = p.estimate(p.best).gpu_hours(tokens) / GPUS / 24
+    peak = f"{device.flops / 1e12:.0f}·10¹²"
     return (
         f"{TOKENS_PER_PARAMETER} tokens for each parameter: {tokens / 1e9:.0f}·10⁹ tokens."
         f" 6 · {params / 1e9:.1f}·10⁹ · {tokens / 1e9:.0f}·10⁹ = {operations / 1e21:.0f}·10²¹ operations.\n"
-        f"{GPUS} GPUs at half of {device.flops / 1e12:.0f}·10¹² a second: {by_hand:.0f} days."
-        f" By the plan they reach {by_hand / 2 / by_plan:.0%} of it: {by_plan:.0f} days."
+        f"{GPUS} GPUs at half of {peak} a second: {by_hand:.0f} days.\n"
+        f"By the plan they reach {by_hand / 2 / by_plan:.0%} of {peak}: {by_plan:.0f} days."
         f" Eight of ten such runs take {p.sure.low * by_plan:.0f} to {p.sure.high * by_plan:.0f}."
     )
 

@@ -154,8 +154,8 @@ def defended(cost: Callable) -> str:
             f"The planner, under Megatron-LM: {seconds:.2f} s; the rule of thumb at its best, in"
             f" {other.layout.interleave} chunks, {other.seconds:.2f} s, which is"
             f" {'a tie' if abs(other.seconds / seconds - 1) < the_plan().sure.apart else 'no tie'}.",
-            f"What would change my mind: a quarter of the batch, where {quarter} wins; and a framework"
-            f" that hides TP's sums: there the two are {ties:.0%} apart.",
+            f"What would change my mind: a quarter of the batch, where {quarter} wins;",
+            f"and a framework that hides TP's sums: there the two are {ties:.0%} apart.",
         ]
     )
 
