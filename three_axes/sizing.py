@@ -25,7 +25,7 @@ from .table import Table, human
 # Fields of a layout besides its axes.
 CHOSEN = ("microbatch", "interleave", "schedule", "zero", "shard")
 MOST = 2_000_000  # operations of a schedule, which take some seconds
-# Switch -> the fields of the framework's record that it changes.
+# Switch -> the fields of the framework that it changes: see `Framework.but`.
 SWITCHES: dict[str, dict[str, Any]] = {
     "compiled": {"compiled": True, "fused": True, "norm_bytes": 2},
     "8-bit-adam": {"eight_bit": True},
@@ -41,17 +41,14 @@ def job_of(args) -> Job:
     """
     changed = {name: value for one in args.switches for name, value in SWITCHES[one].items()}
     plain = find_framework(args.framework)
-    if "compiled" in args.switches and plain.fused:
+    if "compiled" in args.switches and plain.runs.fused:
         raise ValueError(f"{plain.name}'s layers are fused already: leave compiled out of --with")
-    piped = plain.zeros_in_pipeline
     if args.command == "plan":
-        changed |= {
-            "schedules": args.schedule and tuple(args.schedule),
-            "recomputes": args.recompute and tuple(args.recompute),
-            "zeros": args.zero and tuple(args.zero),
-            "zeros_in_pipeline": args.zero and tuple(z for z in args.zero if z in piped),
-        }
-    framework = find_framework(args.framework, **changed)
+        piped = [zero for zero in args.zero or () if zero in plain.offers.zeros_in_pipeline]
+        asked = {"schedules": args.schedule, "recomputes": args.recompute, "zeros": args.zero}
+        changed |= {name: tuple(values) for name, values in asked.items() if values}
+        changed |= {"zeros_in_pipeline": tuple(piped)} if args.zero else {}
+    framework = plain.but(**changed)
     model, cluster = find_model(args.model), find_cluster(args.cluster)
     four_bit = "4-bit" in args.switches
     if args.lora is None and four_bit:
@@ -97,7 +94,7 @@ def _number(text: str, thousand: int = 1000) -> float:
 
 def _inputs(job: Job) -> dict:
     """The inputs of an estimate, for --json."""
-    switches = ("gradient_bytes", "compiled", "eight_bit", "offload", "loss_chunks")
+    holds, runs = job.framework.holds, job.framework.runs
     lora = job.lora and {"rank": job.lora.rank, "matrices": job.lora.matrices, "four_bit": job.lora.four_bit}
     return {
         "model": job.model.name,
@@ -105,7 +102,11 @@ def _inputs(job: Job) -> dict:
         "cluster": job.cluster.name,
         "device": job.cluster.device.name,
         "framework": job.framework.name,
-        **{name: getattr(job.framework, name) for name in switches},
+        "gradient_bytes": holds.gradient_bytes,
+        "compiled": runs.compiled,
+        "eight_bit": holds.eight_bit,
+        "offload": holds.offload,
+        "loss_chunks": runs.loss_chunks,
         "precision": job.precision,
         "lora": lora,
         "global_batch": job.global_batch,

@@ -102,7 +102,7 @@ class Defence:
         traffic = self.traffic()
         if not traffic:
             return "Nothing: there is one GPU."
-        again = self.layout.sequence_parallel and self.job.framework.regathers
+        again = self.layout.sequence_parallel and self.job.framework.sends.regathers
         more = {"tp": ", with inputs that are gathered again in backward" * again}
         parts = [
             f"{axis.upper()} sends {human(traffic[axis][0])} a GPU and step"
@@ -182,13 +182,13 @@ class Defence:
 
     def pure_fsdp(self) -> str:
         """A sentence that compares the fastest layout of only FSDP with this one; or why there is none."""
-        gpus, framework = self.of.gpus, self.job.framework
+        gpus, zeros = self.of.gpus, self.job.framework.offers.zeros
         if gpus == 1:
             return "There is one GPU, and nothing to share out."
         if self.layout.dp == gpus and self.layout.zero == 3:
             return "This is pure FSDP."
-        if 3 not in framework.zeros:
-            return f"The framework {framework.name} has none: its ZeRO ends at stage {max(framework.zeros)}."
+        if 3 not in zeros:
+            return f"The framework {self.job.framework.name} has none: its ZeRO ends at stage {max(zeros)}."
         them = self.pure
         if them is None:
             reason = self.of.impossible.get(Axes(dp=gpus))

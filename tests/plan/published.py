@@ -36,10 +36,10 @@ from three_axes.plan.validation import chunked, errors_of, fastest, row_of
 
 MEGATRON = FRAMEWORKS["megatron-lm"]
 BRIDGE = FRAMEWORKS["megatron-bridge"]  # NVIDIA's recipes: NeMo's and those of MLPerf are such too
-OVERLAPPED = replace(BRIDGE, hides=(*BRIDGE.hides, "dispatch"))
+OVERLAPPED = BRIDGE.but(hides=(*BRIDGE.hides, "dispatch"))
 # Automodel's recipes of these runs: Transformer Engine's layers and attention under FSDP2, a loss of
 # PyTorch's own operations, no sequence parallelism, LoRA of rank 16 on all linear layers.
-AUTOMODEL = replace(FRAMEWORKS["torchtitan"], fused=True, attention="cudnn")
+AUTOMODEL = FRAMEWORKS["torchtitan"].but(fused=True, attention="cudnn")
 H100 = CLUSTERS["dgx-h100"]
 TITAN = replace(H100, device=DEVICES["h100-96gb"])
 # That machine as the same publisher measured it (configs/system/b200_bf16_ceperm.json): products reach 0.488
@@ -58,7 +58,7 @@ SIMUMAX = replace(
 # cuDNN's own figures for DeepSeek-V3's heads in MXFP8 on a GB200 (fp8_dot_product_attention of its recipe).
 ATTENTION["mxfp8"] = {"": Reached(1.13, 1060)}
 ATTENTION["measured there"] = {"": Reached(0.35 / 0.488 / _C.gemm_efficiency, 0)}
-SIMUMAX_FRAMEWORK = replace(MEGATRON, attention="measured there", hides=("input gradients",), context="heads")
+SIMUMAX_FRAMEWORK = MEGATRON.but(attention="measured there", hides=("input gradients",), context="heads")
 
 SYSTEMS = {"DGX-GB200": "gb200-nvl72", "DGX-GB300": "gb300-nvl72"}  # the others have their own names
 PRECISIONS = {"FP8-MX": "mxfp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "BF16": "bf16"}  # others: FP8, current
@@ -144,10 +144,10 @@ def _travel(release: str, name: str, system: str, v: int) -> Framework:
     apart = deepseek and v == 1 or not graphs and (not deepseek or system in SYSTEMS)
     hides = BRIDGE.hides if apart else OVERLAPPED.hides
     once = release >= "26" or "H100" in system
-    seconds = 0.0 if graphs else BRIDGE.launch_seconds
-    kernel = "mxfp8" if graphs and deepseek else BRIDGE.attention
+    seconds = 0.0 if graphs else BRIDGE.runs.launch_seconds
+    kernel = "mxfp8" if graphs and deepseek else BRIDGE.runs.attention
     changed = dict(once_a_node=once, launch_seconds=seconds, fused_experts=graphs, attention=kernel)
-    return replace(BRIDGE, hides=hides, **changed)
+    return BRIDGE.but(hides=hides, **changed)
 
 
 def _bridge(folder: Path, experts: bool) -> Iterator[tuple[str, Job, Layout, float]]:
@@ -172,7 +172,7 @@ def _bridge(folder: Path, experts: bool) -> Iterator[tuple[str, Job, Layout, flo
         layout = Layout(**sizes, microbatch=b, zero=zero, **chunked(v))
         framework = _travel(r["release"], name, system, v) if experts else BRIDGE
         if precision == "nvfp4":  # its recipes do not cut TP's products in pieces
-            framework = replace(framework, hides=MEGATRON.hides)
+            framework = framework.but(hides=MEGATRON.hides)
         job = Job(model, cluster, batch, s, framework, precision)
         yield r["release"], job, layout, batch * s / n / float(_first(r["tokens_per_s_per_gpu"]))
 
@@ -229,7 +229,7 @@ def mlperf(folder: Path, benchmark: str) -> Iterator[Run]:
         sizes = {axis: int(r[axis]) for axis in ("tp", "pp", "cp", "dp")}
         v = _int(r["vp"], 6) if sizes["pp"] > 1 else 1
         layout = Layout(**sizes, microbatch=int(r["mbs"]), zero=1, **chunked(v))
-        framework = replace(BRIDGE, launch_seconds=0.0) if graphs else BRIDGE
+        framework = BRIDGE.but(launch_seconds=0.0) if graphs else BRIDGE
         batch, s = int(r["gbs"]), int(r["seq"])
         job = Job(model, cluster, batch, s, framework, {"fp4": "nvfp4"}.get(precision, precision))
         guess, recomputed = seconds(job, layout, n)
@@ -257,7 +257,7 @@ def torchtitan(folder: Path) -> Iterator[Run]:
         plain = FRAMEWORKS["torchtitan"]
         compiled = "compile" in r["technique"] or r["table"] == "async2025"
         hides = (*plain.hides, *["input gradients"] * r["technique"].startswith("async"))
-        framework = replace(plain, fused=compiled, hides=hides)
+        framework = plain.but(fused=compiled, hides=hides)
         d, t, n, b = (int(r[k]) for k in ("dp_fsdp", "tp", "gpus", "local_batch_seqs"))
         recompute = "full" if r["act_ckpt"] == "full" else "per-op"
         layout = framework.layout(dp=d, tp=t, microbatch=b, zero=3, recompute=recompute)

@@ -52,7 +52,7 @@ def recommended(folder: Path) -> list[list[str]]:
         held = sum(largest_stage(job, layout)[1].values()) / job.cluster.device.memory
         mine = validation.seconds(job, layout)
         if held > room(job) / job.cluster.device.memory:  # NVIDIA's layout is tight, so ours may be tight too
-            job = replace(job, framework=replace(job.framework, reserves=1.0))
+            job = replace(job, framework=job.framework.but(reserves=1.0))
         ours = plan(job, gpus=n)
         behind = mine / ours.best.seconds - 1
         place = 1 + sum(row.seconds < mine for row in ours.by_axes if row.axes != layout.axes)
@@ -65,7 +65,7 @@ def context(folder: Path) -> list[list[str]]:
     """What cp gains at each length of a sequence, Llama 2 7B in FP8 on H100: rows of a table. With cp the
     layout is printed; without it, it is not: our own fastest.
     """
-    rows, framework = [], replace(BRIDGE, recomputes=("none", "full"))
+    rows, framework = [], BRIDGE.but(recomputes=("none", "full"))
     for r in rows_of(folder / LONG):
         if not r["model_precision_system"].startswith("LLAMA2-7B (FP8) - H100"):
             continue

@@ -113,7 +113,7 @@ def test_an_axis_of_one_changes_no_figure(way):
     """A layout without cp and ep has the same figures in an array with others that have them as alone.
     Settings about experts and shared sequences must not change its figures.
     """
-    dense, framework = MODELS["llama-3-8b"], replace(MEGATRON, context=way)
+    dense, framework = MODELS["llama-3-8b"], MEGATRON.but(context=way)
     sizes = dict(dp=np.array([8, 4]), tp=np.array([2, 2]), cp=np.array([1, 2]), zero=np.array([1, 1]))
     for model, more in ((dense, {}), (MIXTRAL, {"ep": np.array([1, 8])})):
         job = Job(model, DGX, 64, 4096, framework)
@@ -124,7 +124,7 @@ def test_an_axis_of_one_changes_no_figure(way):
         assert np.broadcast_to(peak_memory(job, beside), 2)[0] == pytest.approx(peak_memory(job, alone))
     # A dense model ignores the settings of a framework that are about experts.
     hidden = (*MEGATRON.hides, "dispatch")
-    other = replace(framework, imbalance=2.0, once_a_node=True, grouped=True, hides=hidden)
+    other = framework.but(imbalance=2.0, once_a_node=True, grouped=True, hides=hidden)
     same = Layout(dp=8, tp=2, zero=1)
     plain, worded = (Job(dense, DGX, 64, 4096, f) for f in (MEGATRON, other))
     assert step_terms(plain, same) == step_terms(worded, same) and sent(plain, same) == sent(worded, same)
@@ -166,7 +166,7 @@ def test_experts_in_every_second_layer():
     held = sum(stage_params(maverick, chunked, r) for r in range(4))
     assert held == pytest.approx(maverick.params - 24 * 128 * maverick.expert_params * 7 / 8)
     # A stage with twice as many dense and routed layers takes twice as long.
-    job = Job(maverick, DGX, 64, 8192, replace(MEGATRON, launch_seconds=0.0))
+    job = Job(maverick, DGX, 64, 8192, MEGATRON.but(launch_seconds=0.0))
     deep, short = (step_terms(job, Layout(dp=8, pp=p, ep=8)) for p in (4, 8))
     assert deep["experts"] == pytest.approx(2 * short["experts"])
     assert deep["matrices"] == pytest.approx(2 * short["matrices"])
@@ -213,7 +213,7 @@ def test_more_ranks_for_experts_hold_less_and_send_more(ep, t, p, zero, recomput
         assert sent(job, wider).get("edp", 0) < sent(job, here)["edp"]
     terms = step_terms(job, here)
     assert 0 < total(terms) < np.inf and all(v >= 0 for v in terms.values())
-    worse = replace(job, framework=replace(MEGATRON, imbalance=1.5))
+    worse = replace(job, framework=MEGATRON.but(imbalance=1.5))
     assert total(step_terms(worse, here)) >= total(terms) * (1 - 1e-12)
     assert peak_memory(worse, here) >= peak_memory(job, here)
 
@@ -266,7 +266,7 @@ def test_a_token_goes_once_to_a_rank_and_to_a_node():
     bytes of two copies, and sent once to each node 3/4.
     """
     cluster, layout, c = replace(DGX, gpus_per_node=4), Layout(dp=8, ep=8), constants()
-    job = Job(MIXTRAL, cluster, 64, 4096, replace(MEGATRON, once_a_node=True))
+    job = Job(MIXTRAL, cluster, 64, 4096, MEGATRON.but(once_a_node=True))
     dispatch = next(op for op in layer(job, layout) if op.name == "dispatch")
     shares = c.intra_node_efficiency, c.inter_node_efficiency
     by_hand = all_to_all_seconds(dispatch.payload, 4, 2, cluster, *shares, copies=(15 / 16, 3 / 4))
@@ -338,7 +338,7 @@ def test_recompute_of_modules_frees_what_was_printed():
 
 def test_a_dispatch_that_hides_shows_a_fifth():
     shown = lambda *hides: step_terms(
-        Job(MIXTRAL, DGX, 64, 4096, replace(MEGATRON, hides=hides)), Layout(dp=8, ep=8, zero=1)
+        Job(MIXTRAL, DGX, 64, 4096, MEGATRON.but(hides=hides)), Layout(dp=8, ep=8, zero=1)
     )["expert parallel"]
     assert float(shown("dispatch") / shown()) == pytest.approx(0.2)
 
@@ -406,7 +406,7 @@ def test_what_gpt_oss_has_beside():
 
 def test_experts_in_one_kernel_stream_less_and_keep_as_much():
     apart = Job(V3, CLUSTERS["dgx-b200"], 256, 4096, FRAMEWORKS["megatron-bridge"], "mxfp8")
-    apart = replace(apart, framework=replace(apart.framework, fused_experts=False))
+    apart = replace(apart, framework=apart.framework.but(fused_experts=False))
     fused = replace(apart, framework=FRAMEWORKS["megatron-bridge"])
     at = Layout(dp=64, pp=4, ep=64)
     total_of = lambda job, what: sum(getattr(op, what) for op in layer(job, at))
@@ -427,10 +427,10 @@ def test_a_host_that_waits_for_the_router():
     made = work(layer(job, at), job, at, constants())
     gpu, host = made.phase("F"), made.host["F"]
     assert max(gpu, host) < made.routed < gpu + host and waits(MEGATRON) > 0
-    at_once = replace(MEGATRON, launch_seconds=0.0)
+    at_once = MEGATRON.but(launch_seconds=0.0)
     assert (
         waits(at_once) == 0
         and work(layer(job, at), replace(job, framework=at_once), at, constants()).routed == 0
     )
-    hidden = replace(MEGATRON, hides=(*MEGATRON.hides, "dispatch"))
+    hidden = MEGATRON.but(hides=(*MEGATRON.hides, "dispatch"))
     assert work(layer(job, at), replace(job, framework=hidden), at, constants()).routed == 0

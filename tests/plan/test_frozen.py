@@ -111,7 +111,7 @@ def test_memory_falls_where_less_is_trained():
 
 
 def test_time_falls_and_no_figure_of_full_training_moves():
-    graph = replace(MEGATRON, launch_seconds=0.0)  # else adapters' small kernels wait for the host
+    graph = MEGATRON.but(launch_seconds=0.0)  # else adapters' small kernels wait for the host
     made = lambda job, layout: step_terms(replace(job, framework=graph), layout)
     terms = lambda job, layout: {k: float(v) for k, v in made(job, layout).items()}
     for layout in (Layout(dp=8, zero=3), Layout(tp=8), Layout(dp=2, tp=2, pp=2, zero=1)):
@@ -125,7 +125,7 @@ def test_time_falls_and_no_figure_of_full_training_moves():
     # FSDP gathers frozen weights too, twice a microbatch, but reduces only the adapters' gradients: it sends
     # 4 of 4 + 2 bytes.
     dp = lambda job: sent(job, Layout(dp=8, zero=3))["dp"]
-    narrow = replace(JOB, framework=replace(MEGATRON, gradient_bytes=2))
+    narrow = replace(JOB, framework=MEGATRON.but(gradient_bytes=2))
     assert dp(LORA) == pytest.approx(2 / 3 * dp(narrow), rel=0.03)
     assert sent(replace(LORA, model=MODELS["mixtral-8x7b"]), Layout(dp=8))["edp"] == 0  # experts stay frozen
 
@@ -145,21 +145,21 @@ def test_adapters_that_cannot_be_are_refused(given, sentence):
 
 
 def test_states_of_eight_bits_and_on_the_host():
-    states = lambda **changed: stage_states(replace(JOB, framework=replace(MEGATRON, **changed)), Layout(), 0)
+    states = lambda **changed: stage_states(replace(JOB, framework=MEGATRON.but(**changed)), Layout(), 0)
     n = JOB.model.params
     assert states(eight_bit=True)["optimizer"] == pytest.approx((4 + 2 * (1 + 4 / 256)) * n)
     assert states(offload=True)["optimizer"] == 0
     for changed in ({"eight_bit": True}, {"offload": True}, {"loss_chunks": 8}):
-        job = replace(JOB, framework=replace(MEGATRON, **changed))
+        job = replace(JOB, framework=MEGATRON.but(**changed))
         assert estimate(job, Layout(dp=8)).memory_bytes < estimate(JOB, Layout(dp=8)).memory_bytes
         (switch,) = job.switches
         assert switch in estimate(job, Layout(dp=8)).text()
-    host = replace(JOB, framework=replace(MEGATRON, offload=True))
+    host = replace(JOB, framework=MEGATRON.but(offload=True))
     # A parameter moves 4 + 24 + 2 bytes through the host's memory and 4 + 2 over the link, at about 0.9 of
     # the printed speeds.
     slow, fast = (estimate(j, Layout()).time["optimizer"] for j in (host, JOB))
     assert 20 < slow / fast < 100
-    chunks = replace(JOB, framework=replace(MEGATRON, loss_chunks=8))
+    chunks = replace(JOB, framework=MEGATRON.but(loss_chunks=8))
     assert step_terms(chunks, Layout())["head"] > step_terms(JOB, Layout())["head"]
 
 
@@ -217,8 +217,8 @@ PATTERNS = {"megatron-lm": r"--([\w.-]+)", "torchtitan": r"--([\w.-]+)", "accele
 
 def _every_case():
     """Yields (framework, job, layout); together their flags have every name."""
-    eight = replace(JOB, framework=replace(MEGATRON, eight_bit=True, offload=True, gradient_bytes=2))
-    moe = Job(MODELS["mixtral-8x7b"], CLUSTERS["dgx-h100"], 32, 4096, replace(MEGATRON, grouped=True), "fp8")
+    eight = replace(JOB, framework=MEGATRON.but(eight_bit=True, offload=True, gradient_bytes=2))
+    moe = Job(MODELS["mixtral-8x7b"], CLUSTERS["dgx-h100"], 32, 4096, MEGATRON.but(grouped=True), "fp8")
     even = Layout(dp=2, tp=2, pp=4, interleave=2, schedule="interleaved", zero=1, cp=2, recompute="full")
     big = Job(MODELS["llama-3-405b"], CLUSTERS["dgx-h100"], 32, 4096, MEGATRON)
     outer = Layout(dp=2, tp=8, pp=16, zero=1, order=("dp", "pp", "tp"))
@@ -229,7 +229,7 @@ def _every_case():
         ("megatron-lm", replace(big, framework=FRAMEWORKS["megatron-bridge"]), outer),
         ("megatron-lm", b200, Layout(dp=8, zero=3, shard=4)),
     )
-    titan = replace(JOB, framework=replace(TITAN, offload=True))
+    titan = replace(JOB, framework=TITAN.but(offload=True))
     yield "torchtitan", titan, Layout(dp=4, tp=2, pp=4, zero=3, sequence_parallel=False, recompute="per-op")
     yield "accelerate", replace(JOB, framework=TITAN), Layout(dp=8, tp=2, zero=3, recompute="full")
 
@@ -317,7 +317,7 @@ def test_four_bits_are_cut_along_no_axis():
 
 
 def test_a_policy_that_alone_is_asked_for_is_looked_at():
-    only = replace(JOB, framework=replace(MEGATRON, recomputes=("selective",)))
+    only = replace(JOB, framework=MEGATRON.but(recomputes=("selective",)))
     best = plan(only, gpus=8).best
     assert best.layout.recompute == "selective" and best.seconds == plan(JOB, gpus=8).best.seconds
     assert "recompute-granularity selective" in flags("megatron-lm", only, best.layout)
@@ -338,8 +338,8 @@ def test_remedies_are_tried():
     assert not none.ranked and len(none.remedies) == 3
     assert plan(seventy, gpus=32).ranked and not plan(seventy, gpus=16).ranked
     assert plan(replace(seventy, lora=Lora(16)), gpus=8).ranked
-    assert plan(replace(seventy, framework=replace(MEGATRON, offload=True)), gpus=8).ranked
-    only = replace(JOB, global_batch=8, seq_len=32768, framework=replace(MEGATRON, recomputes=("none",)))
+    assert plan(replace(seventy, framework=MEGATRON.but(offload=True)), gpus=8).ranked
+    only = replace(JOB, global_batch=8, seq_len=32768, framework=MEGATRON.but(recomputes=("none",)))
     tight = plan(only, gpus=4, cp=1)
     assert not tight.ranked and tight.remedies[0] == "with recompute full"
     assert plan(replace(only, framework=MEGATRON), gpus=4, cp=1).ranked

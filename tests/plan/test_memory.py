@@ -31,7 +31,7 @@ from three_axes.plan.stages import can_be_spread, layers_on_rank
 from three_axes.plan.validation import gpt
 
 LLAMA = MODELS["llama-3-70b"]
-UNFUSED = replace(TEXTBOOK, fused_attention=False)
+UNFUSED = TEXTBOOK.but(fused_attention=False)
 
 
 def activations_per_layer(job, layout):
@@ -123,7 +123,7 @@ def test_in_flight_is_what_the_schedules_do(p, m):
 def test_measured_memory_of_zero_bubbles_runs(printed, schedule):
     """Table 4 of Qi et al. 2023, in GiB: within 4 % in the mean."""
     errors = []
-    framework = replace(FRAMEWORKS["megatron-lm"], fused_attention=False)
+    framework = FRAMEWORKS["megatron-lm"].but(fused_attention=False)
     for row in rows_of("zero_bubble_2023.csv"):
         if row["schedule"] == printed:
             model = replace(gpt(row["layers"], row["hidden"], row["heads"], positions=1024), tied=False)
@@ -184,13 +184,13 @@ def test_what_a_stage_holds_beside_its_layers(sp, parts):
 def test_one_by_one_costs_memory_and_time():
     """PyTorch's single operations keep and move more bytes than fused kernels, for a layer of Llama-3-8B."""
     model, s = MODELS["llama-3-8b"], 8192
-    eager = replace(TEXTBOOK, fused=False, fused_loss=False)
+    eager = TEXTBOOK.but(fused=False, fused_loss=False)
     of = lambda framework, model=model, s=s: Job(model, seq_len=s, framework=framework)
     layer = lambda framework: sum(activations_per_layer(of(framework), Layout()).values())
     assert layer(eager) - layer(TEXTBOOK) == 2 * s * 14336  # SiLU's output
     held = lambda framework, **k: stage_memory(of(framework), Layout(**k), 0, 0)
     assert held(eager)["logits"] - held(TEXTBOOK)["logits"] == 10 * s * 128256
-    buckets = replace(eager, gradient_bytes=4, buckets=True)
+    buckets = eager.but(gradient_bytes=4, buckets=True)
     assert held(buckets, dp=2)["gradients"] == 8 * model.params  # with one replica nothing travels
     assert held(buckets)["gradients"] == 4 * model.params
     assert held(eager)["gradients"] == 2 * model.params
@@ -250,7 +250,7 @@ def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, re
     assert at(sequence_parallel=True) <= here
     assert at(recompute="full") <= at(recompute="selective") <= at(recompute="none") or p == 1
     assert at(recompute="full") <= at(recompute="per-op") < at(recompute="none") or p == 1
-    assert at(replace(TEXTBOOK, fused=False, fused_loss=False)) >= here
+    assert at(TEXTBOOK.but(fused=False, fused_loss=False)) >= here
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_deepspeeds_buckets_and_copies_are_counted(model, device, layout, seq_le
     made = estimate(job, layout)
     low, high = holds
     assert low * device.memory < made.memory_bytes < high * device.memory and not made.fits
-    plain = replace(job, framework=replace(job.framework, flat_bucket=0.0))
+    plain = replace(job, framework=job.framework.but(flat_bucket=0.0))
     more = made.memory_bytes - estimate(plain, layout).memory_bytes
     assert made.memory["buckets"] == (2e9 if layout.zero == 3 else 9e9) and more > made.memory["buckets"]
     assert "buckets" not in estimate(job, Layout(dp=8)).memory  # without ZeRO there are none

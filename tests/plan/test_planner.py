@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from three_axes.paper.simulation import Times, simulate
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Cluster, Job, Layout, ModelShape, estimate, plan
 from three_axes.plan.cost import constants, step_terms, work
 from three_axes.plan.flags import flags
-from three_axes.plan.frameworks import TEXTBOOK, find_framework
+from three_axes.plan.frameworks import GROUP_OF, GROUPS, TEXTBOOK, Framework, find_framework
 from three_axes.plan.job import CHANGES
 from three_axes.plan.layout import ORDER
 from three_axes.plan.memory import OVERHEAD, in_flight, largest_stage, stage_memory
@@ -29,7 +29,7 @@ from three_axes.plan.traffic import sent
 
 LLAMA2, LLAMA3, DGX = MODELS["llama-2-70b"], MODELS["llama-3-70b"], CLUSTERS["dgx-h100"]
 JOB = Job(LLAMA3, DGX, 128, 8192)
-EVERY = replace(TEXTBOOK, schedules=tuple(SCHEDULES))
+EVERY = TEXTBOOK.but(schedules=tuple(SCHEDULES))
 
 
 def bandwidth(cluster, members, stride):
@@ -140,10 +140,11 @@ def test_schedules_that_split_backward_are_refused_in_a_sentence(layout, sentenc
         (lambda: Job(LLAMA3, seq_len=10**22), "seq_len must be at most 1,000,000,000; a number of 23 digits"),
         (lambda: plan(JOB, gpus=2.0), "gpus must be a whole number"),
         (lambda: plan(JOB, gpus=64, tp=5), "tp 5 cannot be on 64 GPUs: dp·tp·pp must be 64"),
-        (lambda: replace(TEXTBOOK, recomputes=("all",)), "recomputes are some of none, selective"),
-        (lambda: replace(TEXTBOOK, schedules=("ZB",)), "schedules are some of GPipe, 1F1B, interleaved"),
-        (lambda: replace(TEXTBOOK, zeros=()), "none is given"),
-        (lambda: replace(TEXTBOOK, gradient_bytes=-4), "gradient_bytes is 2 or 4, not -4"),
+        (lambda: TEXTBOOK.but(recomputes=("all",)), "recomputes are some of none, selective"),
+        (lambda: TEXTBOOK.but(schedules=("ZB",)), "schedules are some of GPipe, 1F1B, interleaved"),
+        (lambda: TEXTBOOK.but(zeros=()), "none is given"),
+        (lambda: TEXTBOOK.but(gradient_bytes=-4), "gradient_bytes is 2 or 4, not -4"),
+        (lambda: TEXTBOOK.but(hides=("sums",)), "hides are some of gradients"),
         (lambda: find_framework("megatorn"), "the nearest is 'megatron-lm'"),
         (lambda: check(LLAMA3, Layout(order=("dp", "tp"))), "order names each of dp, tp, pp once"),
     ],
@@ -151,6 +152,16 @@ def test_schedules_that_split_backward_are_refused_in_a_sentence(layout, sentenc
 def test_nonsense_is_refused_in_a_sentence(given, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         given()
+
+
+def test_a_changed_field_is_found_in_its_group_alone():
+    names = [f.name for kind in (Framework, *GROUPS.values()) for f in fields(kind)]
+    assert len(names) == len(set(names)) == len(GROUP_OF) + len(fields(Framework))
+    other = TEXTBOOK.but(name="other", gradient_bytes=4, reserves=1.0, most_chunks=2)
+    assert (other.name, other.holds.gradient_bytes, other.holds.reserves) == ("other", 4, 1.0)
+    assert other.offers == replace(TEXTBOOK.offers, most_chunks=2) and other.sends == TEXTBOOK.sends
+    with pytest.raises(TypeError, match="gradient_byte"):
+        TEXTBOOK.but(gradient_byte=4)
 
 
 def test_the_nearest_choice_is_one_that_the_gpus_allow():
@@ -189,12 +200,12 @@ def test_what_the_allocator_may_reserve_has_to_fit_too():
     tight if they fit only without that factor.
     """
     made = plan(JOB, gpus=64)
-    card, times = DGX.device.memory, JOB.framework.reserves
+    card, times = DGX.device.memory, JOB.framework.holds.reserves
     assert times > 1 and made.tight and made.too_large
     assert all((row.memory - OVERHEAD) * times + OVERHEAD <= card for row in made.ranked)
     assert all(row.memory <= card < (row.memory - OVERHEAD) * times + OVERHEAD for row in made.tight)
     assert all(row.memory > card for row in made.too_large)
-    lean = replace(JOB, framework=replace(JOB.framework, reserves=1.0))
+    lean = replace(JOB, framework=JOB.framework.but(reserves=1.0))
     assert not plan(lean, gpus=64).tight
     for row in made.tight[:20]:
         tight = estimate(JOB, row.layout)
@@ -230,13 +241,13 @@ def test_short_sequences_and_large_batches_have_a_plan_too():
 
 def test_a_layer_is_never_faster_than_its_host():
     """However many ranks share a layer, its step takes at least as long as its launches."""
-    job = Job(MODELS["llama-3.2-1b"], DGX, 8, 1024, replace(TEXTBOOK, launch_seconds=1e-4))
+    job = Job(MODELS["llama-3.2-1b"], DGX, 8, 1024, TEXTBOOK.but(launch_seconds=1e-4))
     terms = step_terms(job, Layout(tp=8))
     launches = sum(work(layer(job, Layout(tp=8)), job, Layout(tp=8), constants()).host.values())
     shown = sum(float(terms[k]) for k in ("matrices", "attention", "elementwise", "tensor parallel"))
     assert terms["waiting for the host"] > 0
     assert shown + float(terms["waiting for the host"]) == pytest.approx(8 * 16 * launches)
-    at_once = replace(job, framework=replace(TEXTBOOK, launch_seconds=0))
+    at_once = replace(job, framework=TEXTBOOK.but(launch_seconds=0))
     assert step_terms(at_once, Layout())["waiting for the host"] == 0
 
 
@@ -251,7 +262,7 @@ def test_frameworks_hide_what_they_say():
 def test_sequence_parallelism_sends_a_quarter_more_where_it_gathers_again():
     """A layer has ten gathers and scatters. Megatron-LM has four all-reduces, each of twice their bytes."""
     layout = Layout(dp=4, tp=8, pp=2, zero=1)
-    jobs = (replace(JOB, framework=replace(TEXTBOOK, regathers=r)) for r in (True, False))
+    jobs = (replace(JOB, framework=TEXTBOOK.but(regathers=r)) for r in (True, False))
     again, kept = (sent(job, layout)["tp"] for job in jobs)
     plain = sent(JOB, replace(layout, sequence_parallel=False))["tp"]
     assert again / plain == pytest.approx(1.25, rel=0.01) and kept / plain == pytest.approx(1, rel=0.01)
@@ -292,7 +303,7 @@ def test_an_estimate_draws_itself():
         ends = [len(b.rstrip("\u2007")) for b in bars if b.strip("\u2007")]
         assert ends == sorted(ends) and ends[-1] == 28  # each bar begins where the previous bar ends
     # Every part of memory has its formula.
-    eager = replace(JOB, framework=replace(TEXTBOOK, fused=False, fused_loss=False))
+    eager = replace(JOB, framework=TEXTBOOK.but(fused=False, fused_loss=False))
     everything = estimate(eager, Layout(dp=8, tp=8, zero=3))
     assert "gathered weights" in repr(everything) and "logits" in repr(everything)
     assert "s = 8,192, b = 1, m = 32, h = 8,192, L = 80" in e.went_in()
@@ -312,7 +323,7 @@ def test_metas_own_layout_of_the_405b():
     activations: Meta's program frees those that are no longer needed (Llama 3, section 3.3.2), which the
     planner does not count. Without chunks the layout is tight.
     """
-    framework = replace(FRAMEWORKS["megatron-lm"], hides=("gradients",))
+    framework = FRAMEWORKS["megatron-lm"].but(hides=("gradients",))
     job = Job(MODELS["llama-3-405b"], DGX, 2048, 8192, framework)
     sizes = dict(dp=128, tp=8, pp=16, zero=1, order=("dp", "pp", "tp"))
     e = estimate(job, Layout(**sizes, interleave=4, schedule="interleaved"))
@@ -337,7 +348,7 @@ def test_a_plan_explains_itself():
 def test_what_was_not_looked_at_is_not_explained_away():
     why = plan(JOB, gpus=64, tp=4).why(dp=4, tp=8, pp=2)
     assert why == "DP 4 · TP 8 · PP 2 was not looked at, only tp 4"
-    sharded = replace(FRAMEWORKS["deepspeed"], zeros=(3,), zeros_in_pipeline=())
+    sharded = FRAMEWORKS["deepspeed"].but(zeros=(3,), zeros_in_pipeline=())
     made = plan(replace(JOB, framework=sharded), gpus=64)
     assert {row.layout.pp for row in made.ranked} == {1}
     assert made.why(dp=4, tp=8, pp=2) == "with a pipeline deepspeed has no ZeRO 3, which is asked for"
@@ -369,7 +380,7 @@ def test_some_layers_are_computed_twice():
     assert "--recompute-num-layers 1" in flags("megatron", job, found.layout)
     with pytest.raises(ValueError, match="recomputed 5 belongs to recompute full, not none"):
         job.check(replace(some.layout, recompute="none"))
-    alone = replace(job, framework=replace(job.framework, recomputes=("full",)))  # it has only full
+    alone = replace(job, framework=job.framework.but(recomputes=("full",)))  # it has only full
     assert plan(alone, gpus=64).ranked[0].layout.recomputed
     # A framework without the switch recomputes all layers or none.
     assert not any(row.layout.recomputed for row in plan(replace(job, framework=TEXTBOOK), gpus=64).ranked)

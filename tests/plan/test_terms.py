@@ -72,7 +72,7 @@ def test_gradients_of_norms_are_summed_over_tp(model, framework, layout, vectors
 @pytest.mark.parametrize("gradient_bytes, zero, moved", [(2, 0, 2 + 2 * 2), (4, 1, 2 + 2 * 4), (4, 2, 0)])
 def test_sums_of_gradients_that_no_product_adds(gradient_bytes, zero, moved):
     """Each microbatch reads its gradient, and reads and writes the sum. ZeRO-2 keeps no sum."""
-    framework = replace(TEXTBOOK, fused_sums=False, gradient_bytes=gradient_bytes)
+    framework = TEXTBOOK.but(fused_sums=False, gradient_bytes=gradient_bytes)
     lines = layer(Job(LLAMA, DGX, 8, 4096, framework), Layout(zero=zero))
     (streamed,) = [op.streamed for op in lines if op.name == "sums of gradients"]
     assert streamed == moved * LLAMA.matrix_params
@@ -82,7 +82,7 @@ def test_seconds_of_data_parallelism_that_nothing_hides():
     """Each of 32 layers, and the embedding with the head, has its ring over one node. Its seconds are the
     bytes over the link's full speed, and a latency for each hop.
     """
-    bare = replace(TEXTBOOK, hides=())
+    bare = TEXTBOOK.but(hides=())
     c = constants()._replace(intra_node_efficiency=1.0)
     for zero, rings, bytes_ in (
         (0, 2 * (LLAMA.layers + 1), 4 * N),
@@ -97,13 +97,13 @@ def test_seconds_of_data_parallelism_that_nothing_hides():
 
 def test_what_hides_shows_a_fifth():
     job = Job(LLAMA, DGX, D * M, 4096)
-    open_ = step_terms(replace(job, framework=replace(TEXTBOOK, hides=())), Layout(dp=D))["data parallel"]
+    open_ = step_terms(replace(job, framework=TEXTBOOK.but(hides=())), Layout(dp=D))["data parallel"]
     assert float(step_terms(job, Layout(dp=D))["data parallel"]) == pytest.approx(0.2 * float(open_))
     # ZeRO-2 reduces in each microbatch, hidden under its backward. Nothing hides the gather of the weights.
     short = replace(job, seq_len=1024)
     some, all_ = (
         float(step_terms(replace(short, framework=f), Layout(dp=D, zero=2))["data parallel"])
-        for f in (TEXTBOOK, replace(TEXTBOOK, hides=()))
+        for f in (TEXTBOOK, TEXTBOOK.but(hides=()))
     )
     assert some == pytest.approx((0.2 * M + 1) / (M + 1) * all_)
 
@@ -209,7 +209,7 @@ def test_full_recompute_computes_a_third_more():
 )
 def test_every_framework_and_order_is_positive_and_monotone(name, order, d, t, p, sp):
     framework = FRAMEWORKS[name]
-    zero = (framework.zeros if p == 1 else framework.zeros_in_pipeline)[-1]
+    zero = (framework.offers.zeros if p == 1 else framework.offers.zeros_in_pipeline)[-1]
     sizes = dict(tp=t, pp=p, zero=zero, sequence_parallel=sp, order=tuple(order))
     job = Job(LLAMA, DGX, 8 * d, 4096, framework)
     layout = Layout(**sizes, dp=d)
@@ -245,7 +245,7 @@ def test_the_bubble_of_a_record_is_the_simulated_one(name, f, i, w):
     ],
 )
 def test_kernels_that_the_host_launches(model, changed, forward, inputs, weights):
-    job = Job(MODELS[model], framework=replace(TEXTBOOK, launch_seconds=1.0, **changed))
+    job = Job(MODELS[model], framework=TEXTBOOK.but(launch_seconds=1.0, **changed))
     launches = work(layer(job, Layout()), job, Layout(), constants()).host
     assert (launches["F"], launches["I"], launches["W"]) == (forward, inputs, weights)
 
@@ -352,7 +352,7 @@ def test_one_rank_of_fsdp_casts_all_of_its_weights():
     moved = lambda job, d: sum(
         float(op.streamed) for op in synchronisation(job, Layout(dp=d, zero=3)) if op.name == "copies"
     )
-    half = replace(job, framework=replace(job.framework, weight_bytes=2))
+    half = replace(job, framework=job.framework.but(weight_bytes=2))
     cast = lambda d: moved(job, d) - moved(half, d)
     assert cast(1) == pytest.approx(8 * 2 * 6 * job.model.params)
     assert cast(8) == pytest.approx(cast(1) / 8 / 8)  # of one microbatch, and an eighth of the weights

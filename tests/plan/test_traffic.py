@@ -2,8 +2,6 @@
 those that the ranks send.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -145,7 +143,7 @@ def counted_like(world: World, job: Job, layout: Layout, axis: str, run) -> None
 def test_attention_over_context_ranks_sends_what_the_list_says(four, way, toys, kv_heads):
     b, s, h = 2, 64, 32
     model = ModelShape("one layer", 1, h, 8, 256, kv_heads=kv_heads)
-    job = Job(model, global_batch=b, seq_len=s, framework=replace(TOY, context=way))
+    job = Job(model, global_batch=b, seq_len=s, framework=TOY.but(context=way))
 
     def run():
         parts = [torch.randn(b, n, s // 4, h // 8, requires_grad=True) for n in (8, kv_heads, kv_heads)]

@@ -87,7 +87,7 @@ def memory_of_deepseek_v3() -> dict[str, tuple[float, float]]:
     """Component -> (GiB here, GB printed) of NVIDIA 2026, Tables 3 and 4: the figures are those of a stage
     of 16 expert layers whose activations are for 15 chunks of 4 layers, the third of the four.
     """
-    job = Job(MODELS["deepseek-v3"], H100, 8192, 4096, replace(MEGATRON, weighs_early=False))
+    job = Job(MODELS["deepseek-v3"], H100, 8192, 4096, MEGATRON.but(weighs_early=False))
     layout = Layout(dp=64, pp=4, ep=64, interleave=4, schedule="interleaved", zero=1)
     held, early = (stage_memory(j, layout, 2, 0) for j in (job, replace(job, framework=MEGATRON)))
     ours = {

@@ -1,7 +1,5 @@
 """Each split of the toy model equals its twin: loss, gradients and weights, over three steps."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -129,7 +127,7 @@ def test_a_split_vocabulary_is_the_twins_and_sends_what_the_list_says(world, tie
         )
 
     assert all(world.run(step))
-    framework = replace(TOY, split_vocabulary=True, number_bytes=8)
+    framework = TOY.but(split_vocabulary=True, number_bytes=8)
     shape = ModelShape("toy", 4, 64, 4, toy.VOCABULARY, positions=64)
     job = Job(shape, global_batch=8, seq_len=32, framework=framework)
     (predicted,) = calls(job, Layout(tp=4, microbatch=8, sequence_parallel=False))

@@ -85,7 +85,8 @@ def _wider(key: tuple[str, str], row: CollectiveCount, job: Job) -> float | None
     """How many times as wide as the framework's the counted numbers are; None for several types."""
     wide = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
     sizes = {wide[t] for t in row.types if t in wide}
-    number = job.framework.gradient_bytes if key[0] == "reduce_scatter" else job.framework.number_bytes
+    holds = job.framework.holds
+    number = holds.gradient_bytes if key[0] == "reduce_scatter" else holds.number_bytes
     return sizes.pop() / number if len(sizes) == 1 else None
 
 
@@ -122,7 +123,8 @@ def _why(key, must: float, has: float, row, predicted, counted, job: Job, layout
     times = next((n for n in (2, 3, 4, 8) if abs(ratio - n) < NEAR * n), None)
     part = next((n for n in (2, 4) if abs(ratio * n - 1) < NEAR), None)
     same_calls = abs(row.calls - predicted[key].calls) < 0.5
-    number = job.framework.gradient_bytes if op == "reduce_scatter" else job.framework.number_bytes
+    holds = job.framework.holds
+    number = holds.gradient_bytes if op == "reduce_scatter" else holds.number_bytes
     if (wider := _wider(key, row, job)) and abs(ratio - wider) < NEAR * ratio and ratio != 1:
         return (
             f"{name}: {ratio:g} times the bytes, since its numbers are {next(iter(row.types))}, and"

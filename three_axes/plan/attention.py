@@ -21,8 +21,9 @@ SCORES = "attention's scores"  # the operation whose results 'selective' recompu
 
 def attention(at: LayerOnRank, eager: bool) -> list[Op]:
     """From the norm's output to the sum of the attention. eager: positions turned one operation at a time."""
-    model, framework, t, sb, x = at.model, at.job.framework, at.layout.tp, at.tokens, at.x
-    n, h = framework.number_bytes, model.hidden
+    model, t, sb, x = at.model, at.layout.tp, at.tokens, at.x
+    holds, runs = at.job.framework.holds, at.job.framework.runs
+    n, h = holds.number_bytes, model.hidden
     wide, keys = (n * sb * width / t for width in (model.q_width, model.kv_width))
     recomputed = ("per-op", "full")
     if model.latent:
@@ -34,8 +35,8 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
         normed: list[Op] = []
         if model.qk_norm:  # one norm for queries, one for keys
             normed = [
-                *norm("norm of queries", wide, eager, framework.norm_bytes, saved=wide),
-                *norm("norm of keys", keys, eager, framework.norm_bytes, saved=keys),
+                *norm("norm of queries", wide, eager, holds.norm_bytes, saved=wide),
+                *norm("norm of keys", keys, eager, holds.norm_bytes, saved=keys),
             ]
         into = [
             *enter(at, x, "attention", 3),
@@ -57,7 +58,7 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
     # The attention keeps its result for its own backward.
     own = out if at.job.precision == "bf16" else out + at.narrow(out)
     # The attention's backward also needs the result.
-    kept = dict(saved=own, saved_per_op=out, stays=out * framework.fused_attention, recomputed=recomputed)
+    kept = dict(saved=own, saved_per_op=out, stays=out * runs.fused_attention, recomputed=recomputed)
     output = "attention's output"
     return [
         *into,
@@ -72,7 +73,7 @@ def _latent(at: LayerOnRank, part: Latent) -> list[Op]:
     without sequence parallelism), and up to the rank's heads.
     """
     model, job, t, sb = at.model, at.job, at.layout.tp, at.tokens
-    h, n, mine = model.hidden, job.framework.number_bytes, at.tokens / at.parts
+    h, n, mine = model.hidden, job.framework.holds.number_bytes, at.tokens / at.parts
     matrix = partial(at.product, block="attention")
     short = part.kv_rank + part.rope
     saved = n * mine
@@ -109,9 +110,9 @@ def _scores(at: LayerOnRank, wide) -> list[Op]:
     five products instead of two. Unfused, it moves 11 bytes a score: written, scaled and masked, softmax,
     dropout, read.
     """
-    model, framework, t, sb = at.model, at.job.framework, at.layout.tp, at.tokens
-    seen, n = model.attended(at.job.seq_len), framework.number_bytes
-    fused = framework.fused_attention
+    model, t, sb = at.model, at.layout.tp, at.tokens
+    seen, n = model.attended(at.job.seq_len), at.job.framework.holds.number_bytes
+    fused = at.job.framework.runs.fused_attention
     flops = 2.0 * sb * seen * (model.q_width + model.out_width) / t * (0.5 if fused else 1)
     scores = 0.0 if fused else 11.0 * sb * seen * model.heads / t
     kernels, back = (1, 2.5) if fused else (5, 2)
@@ -133,9 +134,9 @@ def _reached(at: LayerOnRank, seen):
     """Share of the achievable FLOP/s: see `Reached`. seen: tokens that a token attends to. A ring processes
     those of one rank at a time.
     """
-    kernel = ATTENTION[at.job.framework.attention]
+    kernel = ATTENTION[at.job.framework.runs.attention]
     reached = kernel.get(at.job.cluster.device.generation, next(iter(kernel.values())))
-    at_once = seen / (at.layout.cp if at.job.framework.context == "ring" else 1)
+    at_once = seen / (at.layout.cp if at.job.framework.sends.context == "ring" else 1)
     return reached.at(at_once, at.model.q_width // at.model.heads)
 
 
@@ -152,13 +153,13 @@ def _context(at: LayerOnRank) -> list[Op]:
     layout, model, cp = at.layout, at.model, np.asarray(at.layout.cp)
     if not np.any(cp > 1):
         return []
-    n, sb, t, way = at.job.framework.number_bytes, at.tokens, layout.tp, at.job.framework.context
+    n, sb, t, sends = at.job.framework.holds.number_bytes, at.tokens, layout.tp, at.job.framework.sends
 
     def send(name, phase, collective, calls, payload, **where) -> Op:
         return sending(name, "cp", phase, collective, calls * (cp > 1), payload, **where)
 
     both = n * sb * (model.k_width + model.v_width) / t
-    if way == "ring":
+    if sends.context == "ring":
         # Each part's result is added to the sum of the parts before: read, and the float32 sum read and
         # written.
         sums = (2.0 + 8.0) * sb * model.out_width / t * (cp - 1)
@@ -169,8 +170,8 @@ def _context(at: LayerOnRank) -> list[Op]:
             send("ring of keys, values, gradients", "I", "send", 2 * cp - 1, both, under="I", **beside),
             *stream("sums of the ring", sums, cp - 1, 1),
         ]
-    if way == "gather":
-        recomputed = at.job.framework.regathers
+    if sends.context == "gather":
+        recomputed = sends.regathers
         return [
             send("gather of keys and values", "F", "all_gather", 1, cp * both),
             send("gather of keys and values", "I", "all_gather", 1 * recomputed, cp * both),

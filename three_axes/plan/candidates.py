@@ -83,7 +83,7 @@ def all_rows(
     possible: list[tuple[Axes, int, tuple[int, ...], int]] = []
     for axes in _all_axes(job, gpus, only):
         shard = asked if asked < axes.dp * axes.cp else 0  # without a requested size all are one shard
-        zeros = framework.zeros if axes.pp == 1 else framework.zeros_in_pipeline
+        zeros = framework.offers.zeros if axes.pp == 1 else framework.offers.zeros_in_pipeline
         zeros = tuple(zero for zero in zeros if zero or not shard)
         layout = framework.layout(**axes._asdict(), shard=shard, zero=max(zeros, default=0))
         if (axes, shard) not in kinds:
@@ -92,7 +92,7 @@ def all_rows(
             impossible[axes] = refusal
             continue
         if not zeros:
-            only_zero = " or ".join(map(str, framework.zeros))
+            only_zero = " or ".join(map(str, framework.offers.zeros))
             impossible[axes] = f"with a pipeline {framework.name} has no ZeRO {only_zero}, which is asked for"
         most = max(1, MOST_TOKENS * axes.cp // job.seq_len) if job.model.experts else 64
         possible.append((axes, shard, zeros, most))
@@ -183,7 +183,7 @@ def _chunks(model: ModelShape, framework: Framework, p: int) -> list[int]:
     """
     if p == 1:
         return [1]
-    most = min(framework.most_chunks, model.layers // p + 1)
+    most = min(framework.offers.most_chunks, model.layers // p + 1)
     return [v for v in range(1, most + 1) if can_be_spread(model, p * v)]
 
 

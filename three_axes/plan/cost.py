@@ -66,7 +66,7 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
         shares = c.intra_node_efficiency, c.inter_node_efficiency
         if op.collective == "all_to_all":
             copies = 1.0, 1.0
-            if op.axis == "ep" and job.framework.once_a_node and (experts := job.model.experts):
+            if op.axis == "ep" and job.framework.sends.once_a_node and (experts := job.model.experts):
                 # Of a token's k copies, those for different ranks, and those for different nodes.
                 k = experts.per_token
                 copies = tuple(n / k * (1 - (1 - 1 / n) ** k) for n in (inside * nodes, nodes))
@@ -75,7 +75,7 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
             return send_seconds(op.payload, nodes > 1, job.cluster, *shares)
         return group_seconds(op.collective, op.payload, inside, nodes, job.cluster, *shares)
     gpu = job.cluster.device
-    eager = op.part == "attention" and not job.framework.fused_attention
+    eager = op.part == "attention" and not job.framework.runs.fused_attention
     efficiency = c.attention_efficiency if eager else c.gemm_efficiency * op.share
     reached = gpu.achievable if op.rate == "bf16" else gpu.rate(op.rate)
     bandwidth = job.cluster.memory_speed(op.memory, c.memory_efficiency)
@@ -155,7 +155,7 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
     forward = []
     for op, one in zip(ops, took):
         count = op.kernels + (op.calls * (np.asarray(layout.members(op.axis)) > 1) if op.collective else 0)
-        launched = count * job.framework.launch_seconds
+        launched = count * job.framework.runs.launch_seconds
         if op.phase == "F":
             forward.append((op, one, count, launched))
         for phase in op.phase + "R" * (op.phase == "F" and layout.recompute in op.recomputed):
@@ -294,13 +294,13 @@ def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[O
         times = op.calls if op.collective else 1
         took[op.name] = took.get(op.name, 0.0) + times * seconds_of(op, job, layout, c)
     shown = took["copies"] + took.get("gradient of a tied head", 0.0)
-    every = (zero == 2) & job.framework.reduces_each  # microbatch
+    every = (zero == 2) & job.framework.sends.reduces_each  # microbatch
     # Gradients of the last microbatch run under its backward, or of all where each reduces its own; ZeRO-3's
     # weights come under all that is computed, and share the links with its gradients.
     free = np.where(zero == 3, m * both, np.where(every, m, 1) * backward)
     sent = took["gradients"] + took["gathered weights"]
     gradients = uncovered(sent, free, c.exposed) if "gradients" in hides else sent
-    if job.framework.fsdp:
+    if job.framework.sends.fsdp:
         gradients = np.where(zero == 3, _fsdp(job, layout, c, m, both, backward, took), gradients)
     shown = shown + gradients
     updated = took["updated weights"]

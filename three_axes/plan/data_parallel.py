@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .frameworks import Framework
+from .frameworks import Holds
 from .job import Job
 from .layout import Layout
 from .op import Op, sending
@@ -35,11 +35,11 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     torchtitan does. For experts the same is done along their own replicas (edp). Frozen weights are only
     gathered.
     """
-    model, framework = job.model, job.framework
+    model, holds = job.model, job.framework.holds
     kinds = kinds_on_rank(model, layout, stage)
     count = layers_on_rank(model, layout, stage)
     layers = sum(many * layer_share(kind, layout.tp) for kind, many in kinds)
-    rest = ends_share(model, layout, stage, framework.split_vocabulary)
+    rest = ends_share(model, layout, stage, holds.split_vocabulary)
     adapters = adapter_share(job, layout, stage)
     ops = _shared_out(job, layout, "dp", layers + adapters, rest, count, adapters)
     if model.experts:
@@ -52,19 +52,19 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
         t = np.asarray(layout.tp)
         alone = adapter_share(job, replace(layout, tp=1), stage)
         whole = (t * adapters - alone) / np.maximum(t - 1, 1)
-        size = framework.number_bytes * whole
+        size = holds.number_bytes * whole
         return [*ops, sending("gradients of adapters", "tp", "S", "all_reduce", t > 1, size)]
     head = layout.pipeline.head_rank(layout.pp)
     last = stage == head
     # A tied head on a stage of its own is a copy: the two gradients are summed (Megatron-Core's
     # finalize_model_grads.py). Each of the two ranks sends its own gradient.
     two = model.tied * (head != 0) * ((stage == 0) | last)
-    both = framework.gradient_bytes * model.vocab * model.hidden / np.asarray(layout.tp)
+    both = holds.gradient_bytes * model.vocab * model.hidden / np.asarray(layout.tp)
     ops.append(sending("gradient of a tied head", "pp", "S", "send", two, both))
     norms = (model.norms * count + last) * (1 if model.bare else 2)
     # FSDP sums them before the cast, unless it keeps a sum over microbatches, as in a pipeline.
     summed = (np.asarray(layout.pp) > 1) & (np.asarray(layout.zero) == 3)
-    number = np.where(summed, framework.gradient_bytes, framework.number_bytes)
+    number = np.where(summed, holds.gradient_bytes, holds.number_bytes)
     # With sequence parallelism each rank has computed with a part of the tokens only.
     calls, size = layout.sequence_parallel * norms, number * model.hidden
     return [*ops, sending("gradients of norms", "tp", "S", "all_reduce", calls, size)]
@@ -77,17 +77,17 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
     With a shard smaller than dp, ZeRO's state is sharded over so many ranks (axis shard; eshard for experts),
     and gradients are then summed over the groups (replicate, ereplicate), as in HSDP.
     """
-    framework, z = job.framework, np.asarray(layout.zero)
-    n = framework.number_bytes
-    m, g, piped = job.microbatches(layout), framework.gradient_bytes, np.asarray(layout.pp) > 1
+    holds, sends, z = job.framework.holds, job.framework.sends, np.asarray(layout.zero)
+    n, g = holds.number_bytes, holds.gradient_bytes
+    m, piped = job.microbatches(layout), np.asarray(layout.pp) > 1
     own_call = (axis == "dp") * 1  # parameters outside the layers have a call of their own
     frozen = job.lora is not None
     held, mine = layers + rest, adapters if frozen else layers + rest
     in_layer = job.lora.weight_bytes if job.lora else n  # bytes of a gathered weight
     over, across = {"dp": ("shard", "replicate"), "edp": ("eshard", "ereplicate")}[axis]
     over = over if layout.hybrid else axis
-    reduced = np.where(framework.reduces_each & ((z == 2) | (z == 3) & ~piped), m, 1)  # times in a step
-    whole = (z == 0) | (framework.reduces_whole & (z < 3))
+    reduced = np.where(sends.reduces_each & ((z == 2) | (z == 3) & ~piped), m, 1)  # times in a step
+    whole = (z == 0) | (sends.reduces_whole & (z < 3))
     updated, sharded = (z == 1) | (z == 2), z == 3
     of_layer, of_rest = np.where(piped, 1, 2 * m), np.where(piped, 1, m)  # gathers
     # Copies into and out of the communication buffers: each gather reads and writes a weight (2 bytes each),
@@ -95,7 +95,7 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
     # reduction a gradient is read (2) and written (g).
     weight = job.lora.weight_bytes if job.lora else 2
     copies = sharded * (held * of_layer * 2 * weight + mine * reduced * (2 + g))
-    if framework.weight_bytes == 4 and not frozen:
+    if holds.weight_bytes == 4 and not frozen:
         # Before each gather a rank casts its own float32 part, and on one rank all of it (PyTorch 2.13's
         # FSDPParam.all_gather_inputs and FSDPParamGroup.wait_for_unshard): 4 bytes read, 2 written.
         copies = copies + sharded * of_layer * (4 + n) * held / layout.members(over)
@@ -114,7 +114,7 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
     if over != axis:
         part = g * of_call / layout.members(over)
         sent.append(sending("gradients", across, "S", "all_reduce", ~whole * reduced * calls, part))
-    return [*sent, Op("copies", "data parallel", "S", 0.0, copies, 0), *_optimizer(framework, owned, summed)]
+    return [*sent, Op("copies", "data parallel", "S", 0.0, copies, 0), *_optimizer(holds, owned, summed)]
 
 
 def unhidden(job: Job, layout: Layout) -> list[Op]:
@@ -122,15 +122,15 @@ def unhidden(job: Job, layout: Layout) -> list[Op]:
     the first layer are gathered, and their gradients reduced (PyTorch's notes on FSDP: "the 1st all-gather
     will not be able to overlap with anything"). They are a part of what `synchronisation` lists.
     """
-    framework, (first, _) = job.framework, job.model.kinds[0]
-    embedding = job.model.vocab * job.model.hidden / (layout.tp if framework.split_vocabulary else 1)
-    in_layer = job.lora.weight_bytes if job.lora else framework.number_bytes
+    holds, (first, _) = job.framework.holds, job.model.kinds[0]
+    embedding = job.model.vocab * job.model.hidden / (layout.tp if holds.split_vocabulary else 1)
+    in_layer = job.lora.weight_bytes if job.lora else holds.number_bytes
     experts = [("eshard" if layout.hybrid else "edp", expert_share(first, layout), 0)] * bool(first.experts)
     held = [("shard" if layout.hybrid else "dp", layer_share(first, layout.tp), embedding), *experts]
     ops = []
     for over, layer_, beside in held:
-        gathered = in_layer * layer_ + framework.number_bytes * beside
-        reduced = framework.gradient_bytes * (layer_ + beside) * (job.lora is None)
+        gathered = in_layer * layer_ + holds.number_bytes * beside
+        reduced = holds.gradient_bytes * (layer_ + beside) * (job.lora is None)
         ops += [
             sending("first gather", over, "F", "all_gather", 1, gathered),
             sending("last scatter", over, "I", "reduce_scatter", 1, reduced),
@@ -138,7 +138,7 @@ def unhidden(job: Job, layout: Layout) -> list[Op]:
     return ops
 
 
-def _optimizer(framework: Framework, owned, held) -> list[Op]:
+def _optimizer(holds: Holds, owned, held) -> list[Op]:
     """What is done with the gradients of `owned` parameters, in bytes through memory. In float32 (in a copy
     if they have another type) they are read for their norm, read and written for clipping, and read by Adam,
     which reads and writes master copy, m and v. Weights are copied from the master copy, if there is one. The
@@ -148,9 +148,9 @@ def _optimizer(framework: Framework, owned, held) -> list[Op]:
     With offload to the host: gradients are copied there, Adam reads them as above, and weights are copied
     back.
     """
-    g, w, state = framework.gradient_bytes, framework.weight_bytes, framework.state_bytes
+    g, w, state = holds.gradient_bytes, holds.weight_bytes, holds.state_bytes
     weights = 2 * 4 if w == 4 else 4 + w
-    if framework.offload:
+    if holds.offload:
         step = Op("optimizer", "optimizer", "S", 0.0, owned * (g + 2 * state + w), 0, memory="host")
         return [step, step._replace(streamed=owned * (g + 2), memory="link")]
     moved = owned * ((g < 4) * (g + 4) + 4 + 8 + 4 + 2 * state + weights) + g * held

@@ -39,7 +39,7 @@ def _activation(moved, inside, gated: bool, eager: bool, **saved) -> list[Op]:
 def dense(at: LayerOnRank, width: int, eager: bool, last: tuple[str, ...]) -> list[Op]:
     """One part of this width for all tokens, split over tp."""
     model, t, sb, h, x = at.model, at.layout.tp, at.tokens, at.model.hidden, at.x
-    inside, inputs = at.job.framework.number_bytes * sb * width / t, at.gathered(x)
+    inside, inputs = at.job.framework.holds.number_bytes * sb * width / t, at.gathered(x)
     recomputed = ("per-op", "full")
     matrix = partial(at.product, block="feed-forward")
     if model.gated:
@@ -68,22 +68,23 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     Letters: T tokens of a rank, E experts on ep ranks, each split over etp. The router is assumed to be
     balanced; `imbalance` of the framework scales the load of the fullest rank.
     """
-    layout, framework, h = at.layout, at.job.framework, at.model.hidden
-    n, ep, etp = framework.number_bytes, layout.ep, layout.etp
+    layout, runs, h = at.layout, at.job.framework.runs, at.model.hidden
+    n, ep, etp = at.job.framework.holds.number_bytes, layout.ep, layout.etp
     mine = at.tokens / at.parts
-    copies = mine * e.per_token * framework.imbalance  # one for each expert of a token
+    copies = mine * e.per_token * runs.imbalance  # one for each expert of a token
     routed, rows, local = n * h * copies, copies * etp, e.count / ep
     inside = n * rows * e.ffn / etp
-    together = framework.fused_experts and at.precision.name == "mxfp8"
-    kernels = 1 if framework.grouped or together else local
+    together = runs.fused_experts and at.precision.name == "mxfp8"
+    kernels = 1 if runs.grouped or together else local
     # One kernel narrows all experts' inputs only if the scales are known before.
     casts = 1 if at.job.precision == "fp8" else kernels
-    alone = not (e.shared and framework.regathers)  # otherwise the shared experts keep the same input
+    # Otherwise the shared experts keep the same input.
+    alone = not (e.shared and at.job.framework.sends.regathers)
 
     def send(name: str, axis: str, phase: str, collective: str, payload, **where) -> Op:
         return sending(name, axis, phase, collective, 1, payload, **where)
 
-    first = 2 if at.model.gated and framework.fused else 1  # gate and up are one product
+    first = 2 if at.model.gated and runs.fused else 1  # gate and up are one product
     matrix = dict(groups=local, kernels=kernels, bytes_=at.precision.bytes, rate=at.precision.rate)
     # torchtitan's per-op recompute keeps neither grouped products nor the tokens that are sent to them.
     again: dict = dict(recomputed=("per-op", "full"))
@@ -101,7 +102,7 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     narrowed, apart = at.precision.rate != "bf16", 1 - together
     into = at.casts("experts, up", rows * h, apart * first * rows * e.ffn / etp, casts)
     out = at.casts("experts, down", apart * rows * e.ffn / etp, rows * h, casts)
-    kept = routed * (not framework.weighs_early)
+    kept = routed * (not runs.weighs_early)
     router = product("router", mine, h, e.count, saved=at.x / at.parts * alone, saved_modules=0.0)
     return [
         *at.trained("router", router, h * e.count),

@@ -58,7 +58,7 @@ def _megatron(job: Job, layout: Layout) -> str:
         "Megatron-LM",
         {
             "LoRA (Megatron Bridge has it)": job.lora is not None,
-            "a loss in chunks": f.loss_chunks > 1,
+            "a loss in chunks": f.runs.loss_chunks > 1,
             "per-op recompute": layout.recompute == "per-op",
             f"{layers} layers on {stages} stages, but as a layout written out": uneven,
             f"the schedule {layout.schedule}": layout.schedule not in ("1F1B", "interleaved"),
@@ -79,16 +79,16 @@ def _megatron(job: Job, layout: Layout) -> str:
         "account-for-embedding-in-pipeline-split": ends,
         "account-for-loss-in-pipeline-split": ends,
         "use-tp-pp-dp-mapping": layout.order == ("dp", "pp", "tp"),
-        "cp-comm-type": CONTEXT[f.context] if layout.cp > 1 else False,
-        "grad-reduce-in-bf16": f.gradient_bytes == 2,
+        "cp-comm-type": CONTEXT[f.sends.context] if layout.cp > 1 else False,
+        "grad-reduce-in-bf16": f.holds.gradient_bytes == 2,
         "overlap-grad-reduce": "gradients" in f.hides,
         "use-distributed-optimizer": layout.zero >= 1,
         "overlap-param-gather": layout.zero >= 1 and "updated weights" in f.hides,
         "num-distributed-optimizer-instances": layout.replicas // layout.shard if layout.shard else False,
-        "optimizer-cpu-offload": f.offload,
-        "use-precision-aware-optimizer": f.eight_bit or f.offload,
-        "exp-avg-dtype": "fp8" if f.eight_bit else False,
-        "exp-avg-sq-dtype": "fp8" if f.eight_bit else False,
+        "optimizer-cpu-offload": f.holds.offload,
+        "use-precision-aware-optimizer": f.holds.eight_bit or f.holds.offload,
+        "exp-avg-dtype": "fp8" if f.holds.eight_bit else False,
+        "exp-avg-sq-dtype": "fp8" if f.holds.eight_bit else False,
     }
     if layout.zero >= 2:
         saved = {2: "optim_grads", 3: "optim_grads_params"}[layout.zero]
@@ -101,8 +101,8 @@ def _megatron(job: Job, layout: Layout) -> str:
         given |= {
             "expert-model-parallel-size": layout.ep,
             "expert-tensor-parallel-size": layout.etp,
-            "moe-token-dispatcher-type": "flex" if f.once_a_node else "alltoall",
-            "moe-grouped-gemm": f.grouped,
+            "moe-token-dispatcher-type": "flex" if f.sends.once_a_node else "alltoall",
+            "moe-grouped-gemm": f.runs.grouped,
         }
     if layout.recompute == "full":
         some = layout.recomputed // layout.chunks  # Megatron-LM counts those of a chunk
@@ -133,8 +133,8 @@ def _torchtitan(job: Job, layout: Layout) -> str:
         {
             "LoRA (a model's configuration has it)": job.lora is not None,
             f"{job.precision} (a model's configuration has it)": job.precision != "bf16",
-            "8-bit Adam": f.eight_bit,
-            "a loss in chunks": f.loss_chunks > 1,
+            "8-bit Adam": f.holds.eight_bit,
+            "a loss in chunks": f.runs.loss_chunks > 1,
             f"etp {layout.etp}": layout.etp > 1,
             f"{layers} layers on {stages} stages": (layers + 2 * less) % stages != 0,
             "selective recompute as Megatron-LM means it": layout.recompute == "selective",
@@ -166,7 +166,7 @@ def _torchtitan(job: Job, layout: Layout) -> str:
             "parallelism.pipeline_parallel_first_stage_less_layers": less,
             "parallelism.pipeline_parallel_last_stage_less_layers": less,
         }
-    switches = ["--training.enable_cpu_offload"] * f.offload
+    switches = ["--training.enable_cpu_offload"] * f.holds.offload
     if layout.tp > 1 and not layout.sequence_parallel:
         switches.append("--parallelism.no-enable-sequence-parallel")
     switches.append(f"activation-checkpoint:{recompute}")  # a subcommand of its parser, after all flags
@@ -183,8 +183,8 @@ def _accelerate(job: Job, layout: Layout) -> str:
             "experts' parallelism": layout.ep * layout.etp > 1,
             "ZeRO-1 (its FSDP shares out gradients too, as ZeRO-2 does)": layout.zero == 1,
             "tensor parallelism without FSDP": layout.tp * layout.cp > 1 and not layout.zero,
-            "8-bit Adam, which the script chooses (bitsandbytes),": f.eight_bit,
-            "a loss in chunks, which the script chooses,": f.loss_chunks > 1,
+            "8-bit Adam, which the script chooses (bitsandbytes),": f.holds.eight_bit,
+            "a loss in chunks, which the script chooses,": f.runs.loss_chunks > 1,
             f"{job.precision}, but as fp8": job.precision not in ("bf16", "fp8"),
         },
     )
@@ -199,7 +199,7 @@ def _accelerate(job: Job, layout: Layout) -> str:
             "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
             f"  fsdp_reshard_after_forward: {true(layout.zero == 3)}",
             f"  fsdp_activation_checkpointing: {true(layout.recompute != 'none')}",
-            f"  fsdp_offload_params: {true(f.offload)}",
+            f"  fsdp_offload_params: {true(f.holds.offload)}",
             "  fsdp_state_dict_type: SHARDED_STATE_DICT",
         ]
     else:

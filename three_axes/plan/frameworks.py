@@ -6,7 +6,7 @@ Each record was read from the framework's source in November 2026, in the files 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,14 +14,15 @@ from ..checks import positive, unknown, whole
 from ..paper.pipelines import SCHEDULES
 from .layout import RECOMPUTE, Axes, Layout
 
+# What may be sent while something is computed: see `Framework.hides`.
 HIDDEN = (
-    "gradients",
-    "updated weights",
-    "input gradients",
-    "tensor parallel",
-    "keys and values",
-    "dispatch",
-    "sends",
+    "gradients",  # under backward; ZeRO-3's, and its weights, under all layers
+    "updated weights",  # ZeRO-1's, under the next forward
+    "input gradients",  # tensor parallelism's, under the product of the weight gradient
+    "tensor parallel",  # other gathers and scatters of sequence parallelism, in pieces, under their products
+    "keys and values",  # a ring's, under the attention
+    "dispatch",  # experts' tokens, under the layers of another microbatch
+    "sends",  # an interleaved pipeline's, under other chunks
 )
 CONTEXT = ("ring", "gather", "heads")
 
@@ -92,115 +93,39 @@ ATTENTION: dict[str, dict[str, Reached]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Framework:
-    """One way to train, as far as bytes and seconds are concerned. Raises ValueError for impossible
-    values.
-    """
+class Holds:
+    """What a GPU holds, and how many bytes of it. Raises ValueError for impossible values."""
 
-    name: str
-    source: str  # where what is said here can be read
-    order: tuple[str, ...] = ("pp", "dp", "tp")  # of the axes, the outermost first
-    # Bytes held for each parameter. A float32 master copy counts with the optimizer; where the parameter
-    # itself is float32 (weight_bytes 4), half-precision copies travel.
+    # Bytes for each parameter. A float32 master copy counts as optimizer state. Where the parameter itself is
+    # float32 (weight_bytes 4), a half-precision copy is sent.
     weight_bytes: int = 2
     gradient_bytes: int = 2
     optimizer_bytes: int = 12
-    number_bytes: int = 2  # of an activation, and of a weight that travels
-    # Precisions in which each matrix of a layer has two narrow copies, one the other way round, that stay
-    # from microbatch to microbatch (Transformer Engine's workspaces). In others the weights are narrow
+    number_bytes: int = 2  # of an activation, and of a weight that is sent
+    norm_bytes: int = 2  # that a norm keeps for each number of its input
+    # Precisions in which two narrow copies of each matrix of a layer, one of them transposed, are kept from
+    # microbatch to microbatch (Transformer Engine's workspaces). In the others the weights are narrow
     # themselves and take as much, or are narrowed each time.
     narrow_copies: tuple[str, ...] = ()
-    # One kernel for what PyTorch's operations do one by one: in a layer; in the loss; gradients added to
-    # their sum by the product that makes them; an attention that never stores its scores.
-    fused: bool = True
-    fused_loss: bool = True
-    fused_sums: bool = True
-    fused_attention: bool = True
-    attention: str = "flash"  # the kernel of a fused one: see `ATTENTION`
-    # A norm keeps so many bytes for each number of its input.
-    norm_bytes: int = 2
-    # Gradients are copied into buckets of their own size, which stay (DistributedDataParallel's).
-    buckets: bool = False
-    # DeepSpeed's: numbers of a flat bucket, of which overlapping takes 4.5 of gradients and of weights each
-    # (HF Transformers' docs/source/en/deepspeed.md), and numbers that ZeRO-3 keeps gathered; the step copies
-    # the gradients of a rank's part, or of so many numbers of it, to float32 (runtime/zero/stage_1_and_2.py
-    # and stage3.py, sub_group_size).
-    flat_bucket: float = 0.0
-    live: float = 0.0
-    regathers: bool = True  # SP: a matrix's input is gathered again for backward, not kept whole
-    merged: bool = True  # the input gradients of q, k and v, and of gate and up, are summed, then reduced
     split_vocabulary: bool = True  # embedding and head are split over tp
-    splits_sends: bool = True  # each tp rank sends its part of an activation to the next stage, not all of it
-    whole_recompute: bool = True  # recomputing also runs a layer's last collective, for an unused result
-    # What travels while something is computed: gradients (under backward; ZeRO-3's, and its weights, under
-    # all layers), updated weights (ZeRO-1's, under the next forward), input gradients (tensor parallelism's,
-    # under the product of the weight gradient), tensor parallel (the other gathers and scatters of sequence
-    # parallelism, in pieces, under the products that they are for), keys and values (a ring's, under the
-    # attention), dispatch (experts' tokens, under the layers of another microbatch), sends (those of chunks,
-    # under other chunks).
-    hides: tuple[str, ...] = ("gradients", "keys and values")
-    fsdp: bool = False  # ZeRO-3 is PyTorch's FSDP, whose overlap was measured: see `cost`
-    reduces_each: bool = True  # ZeRO-2 and 3 reduce gradients in every microbatch
-    reduces_whole: bool = False  # ZeRO-1 and 2 all-reduce them, and each rank keeps its part
-    # Of experts. grouped: one kernel for all of a rank's, not one for each. fused_experts: in MXFP8 the first
-    # product's kernel computes the activation function and narrows its result, and its backward alike
-    # (Transformer Engine's op fuser, on Blackwell). weighs_early: a router's weights
-    # multiply the activation, so that the results need not be kept. once_a_node: a token that several experts
-    # of a node want crosses to it once, and to each rank once (DeepEP, HybridEP). imbalance: tokens of the
-    # fullest rank, in shares of the mean; benchmarks force 1.
-    grouped: bool = True
-    fused_experts: bool = False
-    weighs_early: bool = True
-    once_a_node: bool = False
-    imbalance: float = 1.0
-    # What PyTorch's allocator reserves, in units of what is allocated at the most, by public logs.
+    buckets: bool = False  # gradients are copied into buckets as large as they (DistributedDataParallel's)
+    # DeepSpeed's: numbers in a flat bucket. Overlapping takes 4.5 of them for gradients and for weights each
+    # (HF Transformers' docs/source/en/deepspeed.md).
+    flat_bucket: float = 0.0
+    # DeepSpeed's: numbers that ZeRO-3 keeps gathered. Its step copies so many gradients of a rank's part to
+    # float32 at a time, ZeRO-1's and 2's all of them (sub_group_size; zero/stage_1_and_2.py and stage3.py).
+    live: float = 0.0
+    # What PyTorch's allocator reserves, in units of the most that is allocated, from public logs.
     # Megatron-LM's since 2024 print 1.01 to 1.13, the largest in its pull request 5662 (July 2026).
     reserves: float = 1.13
-    # Switches, which no framework has on by itself. compiled: layers go through torch.compile, which makes a
-    # kernel of each norm, activation function and sum; the loss does not. eight_bit: Adam's two states in a
-    # byte each. offload: master copy and states lie in the host's memory, and its processors step.
-    # loss_chunks: the head and its loss take so many parts of a microbatch, one after the other.
-    compiled: bool = False
-    eight_bit: bool = False
-    offload: bool = False
-    loss_chunks: int = 1
-    context: str = "ring"  # how ranks that share a sequence look at all of it: see `attention`
-    # The host's, for each kernel or collective: a layer takes the longer of the host's time and the GPU's.
-    # Runs of Megatron Bridge on one node that wait for the host give 37 µs. 0 where a step is a CUDA graph.
-    launch_seconds: float = 3.7e-5
-    # What it offers. axes: along which it splits.
-    axes: tuple[str, ...] = Axes._fields
-    schedules: tuple[str, ...] = ("1F1B", "interleaved")
-    zeros: tuple[int, ...] = (0, 1, 2, 3)
-    zeros_in_pipeline: tuple[int, ...] = (0, 1)
-    recomputes: tuple[str, ...] = ("none", "full")
-    recomputes_some: bool = False  # layers of a stage, and not the others
-    most_chunks: int = 8
+    # Switches, off in all frameworks.
+    eight_bit: bool = False  # Adam's two states take a byte each
+    offload: bool = False  # master copy and states are in the host's memory, and its processors step
 
     def __post_init__(self):
         if self.gradient_bytes not in (2, 4):
             raise ValueError(f"gradient_bytes is 2 or 4, not {self.gradient_bytes!r}")
-        if self.context not in CONTEXT:
-            raise ValueError(f"context is one of {', '.join(CONTEXT)}, not {self.context!r}")
-        whole("loss_chunks", self.loss_chunks)
-        whole("most_chunks", self.most_chunks)
-        positive("imbalance", self.imbalance, least=1.0, unit="shares of the mean")
-        positive("launch_seconds", self.launch_seconds, zero=True, most=1.0, unit="seconds")
         positive("reserves", self.reserves, least=1.0, most=10.0, unit="times what is allocated")
-        for field, known in (
-            ("schedules", tuple(SCHEDULES)),
-            ("zeros", (0, 1, 2, 3)),
-            ("zeros_in_pipeline", (0, 1, 2, 3)),
-            ("recomputes", RECOMPUTE),
-            ("hides", HIDDEN),
-        ):
-            given = getattr(self, field)
-            wrong = [one for one in given if one not in known]
-            if wrong or not given and field not in ("hides", "zeros_in_pipeline"):
-                raise ValueError(
-                    f"{field} are some of {', '.join(map(str, known))};"
-                    f" {repr(wrong[0]) if wrong else 'none'} is given"
-                )
 
     @property
     def state_bytes(self) -> float:
@@ -209,20 +134,135 @@ class Framework:
         """
         return self.optimizer_bytes - self.eight_bit * (8 - 2 * (1 + 4 / 256))
 
+
+@dataclass(frozen=True, kw_only=True)
+class Sends:
+    """What ranks send, how often, and along which axes first. Raises ValueError for impossible values."""
+
+    order: tuple[str, ...] = ("pp", "dp", "tp")  # of the axes, the outermost first
+    context: str = "ring"  # how ranks that share a sequence attend to all of it: see `attention`
+    regathers: bool = True  # SP: a matrix's input is gathered again for backward, not kept whole
+    merged: bool = True  # the input gradients of q, k and v, and of gate and up, are summed, then reduced
+    splits_sends: bool = True  # each tp rank sends its part of an activation to the next stage, not all of it
+    whole_recompute: bool = True  # recomputing also runs a layer's last collective, for an unused result
+    reduces_each: bool = True  # ZeRO-2 and 3 reduce gradients in every microbatch
+    reduces_whole: bool = False  # ZeRO-1 and 2 all-reduce gradients, and each rank keeps its part
+    fsdp: bool = False  # ZeRO-3 is PyTorch's FSDP, whose overlap was measured: see `cost`
+    # A token that several experts of a node want is sent to the node once, and to each rank once (DeepEP,
+    # HybridEP).
+    once_a_node: bool = False
+
+    def __post_init__(self):
+        if self.context not in CONTEXT:
+            raise ValueError(f"context is one of {', '.join(CONTEXT)}, not {self.context!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """The kernels that compute. Raises ValueError for impossible values."""
+
+    # One kernel for what PyTorch's operations do one by one.
+    fused: bool = True  # in a layer
+    fused_loss: bool = True
+    fused_sums: bool = True  # the product that makes a gradient adds it to the sum of gradients
+    fused_attention: bool = True  # never stores its scores
+    attention: str = "flash"  # the kernel of a fused attention: see `ATTENTION`
+    grouped: bool = True  # one kernel for all experts of a rank, not one for each
+    # In MXFP8 the kernel of the experts' first product computes the activation function and narrows its
+    # result, and its backward alike (Transformer Engine's op fuser, on Blackwell).
+    fused_experts: bool = False
+    weighs_early: bool = True  # a router's weights multiply the activation: experts' results are not kept
+    imbalance: float = 1.0  # tokens of the fullest rank, in shares of the mean; benchmarks force 1
+    # The host's, for each kernel or collective: a layer takes the longer of the host's time and the GPU's.
+    # Runs of Megatron Bridge on one node that wait for the host give 37 µs. 0 where a step is a CUDA graph.
+    launch_seconds: float = 3.7e-5
+    # Switches, off in all frameworks.
+    compiled: bool = False  # torch.compile makes a kernel of each norm, activation and sum; not of the loss
+    loss_chunks: int = 1  # head and loss take a microbatch in so many parts, one after the other
+
+    def __post_init__(self):
+        whole("loss_chunks", self.loss_chunks)
+        positive("imbalance", self.imbalance, least=1.0, unit="shares of the mean")
+        positive("launch_seconds", self.launch_seconds, zero=True, most=1.0, unit="seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offers:
+    """Which layouts there are. Raises ValueError for impossible values."""
+
+    axes: tuple[str, ...] = Axes._fields  # along which it splits
+    schedules: tuple[str, ...] = ("1F1B", "interleaved")
+    zeros: tuple[int, ...] = (0, 1, 2, 3)
+    zeros_in_pipeline: tuple[int, ...] = (0, 1)
+    recomputes: tuple[str, ...] = ("none", "full")
+    recomputes_some: bool = False  # layers of a stage, and not the others
+    most_chunks: int = 8
+
+    def __post_init__(self):
+        whole("most_chunks", self.most_chunks)
+        _some_of("schedules", self.schedules, tuple(SCHEDULES))
+        _some_of("zeros", self.zeros, (0, 1, 2, 3))
+        _some_of("zeros_in_pipeline", self.zeros_in_pipeline, (0, 1, 2, 3), least=0)
+        _some_of("recomputes", self.recomputes, RECOMPUTE)
+
+
+def _some_of(field: str, given: tuple, known: tuple, least: int = 1) -> None:
+    """Refuse values that are not known, and fewer than `least`."""
+    wrong = [one for one in given if one not in known]
+    if wrong or len(given) < least:
+        raise ValueError(
+            f"{field} are some of {', '.join(map(str, known))};"
+            f" {repr(wrong[0]) if wrong else 'none'} is given"
+        )
+
+
+GROUPS: dict[str, type] = {"holds": Holds, "sends": Sends, "runs": Runs, "offers": Offers}
+GROUP_OF = {field.name: group for group, kind in GROUPS.items() for field in fields(kind)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """One way to train, as far as bytes and seconds are concerned. hides: some of `HIDDEN`, which are sent
+    while something is computed. Raises ValueError for impossible values.
+    """
+
+    name: str
+    source: str  # where each value of this record can be read
+    holds: Holds = Holds()
+    sends: Sends = Sends()
+    hides: tuple[str, ...] = ("gradients", "keys and values")
+    runs: Runs = Runs()
+    offers: Offers = Offers()
+
+    def __post_init__(self):
+        _some_of("hides", self.hides, HIDDEN, least=0)
+
+    def but(self, **changed) -> Framework:
+        """This framework with other values of some fields, its own or a group's. No two of these have the
+        same name. Raises TypeError for a name that is no field.
+        """
+        made: dict[str, Any] = {}
+        for name, value in changed.items():
+            if group := GROUP_OF.get(name):
+                made[group] = replace(made.get(group, getattr(self, group)), **{name: value})
+            else:
+                made[name] = value
+        return replace(self, **made)
+
     @property
     def switches(self) -> list[str]:
-        """In words, those that are on."""
-        said = {
-            "compiled": self.compiled,
-            "8-bit Adam": self.eight_bit,
-            "optimizer on the host": self.offload,
-            f"loss in {self.loss_chunks} chunks": self.loss_chunks > 1,
+        """The switches that are on, in words."""
+        words = {
+            "compiled": self.runs.compiled,
+            "8-bit Adam": self.holds.eight_bit,
+            "optimizer on the host": self.holds.offload,
+            f"loss in {self.runs.loss_chunks} chunks": self.runs.loss_chunks > 1,
         }
-        return [words for words, on in said.items() if on]
+        return [switch for switch, on in words.items() if on]
 
     def layout(self, **chosen) -> Layout:
         """A layout with this framework's order of axes."""
-        return Layout(**{"order": self.order, **chosen})
+        return Layout(**{"order": self.sends.order, **chosen})
 
 
 TEXTBOOK = Framework(
@@ -232,56 +272,35 @@ TEXTBOOK = Framework(
 TOY = Framework(
     name="toy",
     source="helpers/toy, helpers/train",
-    weight_bytes=4,
-    gradient_bytes=4,
-    optimizer_bytes=8,
-    number_bytes=4,
-    regathers=False,
-    split_vocabulary=False,
-    splits_sends=False,
-    whole_recompute=False,
-    reduces_each=False,
-    context="gather",
+    holds=Holds(weight_bytes=4, gradient_bytes=4, optimizer_bytes=8, number_bytes=4, split_vocabulary=False),
+    sends=Sends(
+        context="gather", regathers=False, splits_sends=False, whole_recompute=False, reduces_each=False
+    ),
 )
 MEGATRON = Framework(
     name="megatron-lm",
     source="arguments.py (--bf16 sums gradients in float32), parallel_state.py (tp-cp-ep-dp-pp, innermost"
     " first), tensor_parallel/layers.py (what is gathered again, what runs under which product); with"
     " --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather, off unless asked for",
-    gradient_bytes=4,
-    narrow_copies=("fp8", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4"),
-    attention="cudnn",
+    holds=Holds(gradient_bytes=4, narrow_copies=("fp8", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4")),
     hides=("gradients", "updated weights", "input gradients", "keys and values", "sends"),
-    grouped=False,
-    zeros=(0, 1),
-    recomputes=("none", "selective", "modules", "full"),
-    recomputes_some=True,
+    runs=Runs(attention="cudnn", grouped=False),
+    offers=Offers(zeros=(0, 1), recomputes=("none", "selective", "modules", "full"), recomputes_some=True),
 )
 TORCHTITAN = Framework(
     name="torchtitan",
     source="parallel_dims.py (pp, dp, cp, tp), job_config.py (bfloat16 copies of float32 parameters,"
     " float32 reductions), fsdp.py (no resharding in a pipeline), activation_checkpoint.py; FSDP2, no"
     " compiler",
-    weight_bytes=4,
-    gradient_bytes=4,
-    optimizer_bytes=8,
-    fused=False,
-    fused_loss=False,
-    fused_sums=False,
-    regathers=False,
-    splits_sends=False,
-    fsdp=True,
-    # Seven of PyTorch's FSDP, peak reserved over peak active: 1.07 to 1.35, median 1.26
+    # Reserved: peak reserved over peak active of seven runs of PyTorch's FSDP, 1.07 to 1.35, median 1.26
     # (llama-cookbook, pull requests 41, 165 and 650, issue 120). Less with expandable segments, which
     # its own script sets.
-    reserves=1.26,
-    zeros=(3,),
-    zeros_in_pipeline=(3,),
-    recomputes=("none", "per-op", "full"),
-    context="gather",
+    holds=Holds(weight_bytes=4, gradient_bytes=4, optimizer_bytes=8, reserves=1.26),
+    sends=Sends(context="gather", regathers=False, splits_sends=False, fsdp=True),
+    runs=Runs(fused=False, fused_loss=False, fused_sums=False),
+    offers=Offers(zeros=(3,), zeros_in_pipeline=(3,), recomputes=("none", "per-op", "full")),
 )
-TRANSFORMERS = replace(
-    TORCHTITAN,
+TRANSFORMERS = TORCHTITAN.but(
     name="transformers",
     source="models/qwen3/modeling_qwen3.py at 000c33f (a norm keeps a float32 copy of its input and what its"
     " weight multiplies; positions one operation at a time), loss/loss_utils.py at 0114da0 (float32 scores),"
@@ -296,8 +315,7 @@ FRAMEWORKS: dict[str, Framework] = {
     for f in (
         TEXTBOOK,
         MEGATRON,
-        replace(
-            MEGATRON,
+        MEGATRON.but(
             name="megatron-bridge",
             source="scripts/performance/configs (grad_reduce_in_fp32 off; tp_comm_overlap where tp > 1, but"
             " not for NVFP4 and Qwen3 235B on H100; HybridEP; use_megatron_fsdp, which is ZeRO-3);"
@@ -305,7 +323,7 @@ FRAMEWORKS: dict[str, Framework] = {
             zeros=(0, 1, 3),
             gradient_bytes=2,
             hides=(*MEGATRON.hides, "tensor parallel"),
-            narrow_copies=("fp8-blockwise", "nvfp4"),  # of the others the parameters are narrow
+            narrow_copies=("fp8-blockwise", "nvfp4"),  # in the others the parameters are narrow
             once_a_node=True,
             fused_experts=True,
         ),
@@ -315,18 +333,14 @@ FRAMEWORKS: dict[str, Framework] = {
             source="pipe/topology.py (pipe, data, model), pipe/engine.py (no ZeRO-2 or 3 in a pipeline),"
             " engine.py (gradients in the model's type), zero/stage_1_and_2.py (ZeRO-2 reduces in every"
             " microbatch; all-reduce for a bucket; weights gathered after the step); with overlap_comm",
-            reduces_whole=True,
             # Eight models under PyTorch's allocator leave 15 % of what is reserved unused (Guo et al. 2024,
             # GMLake).
-            reserves=1.18,
-            flat_bucket=5e8,
-            live=1e9,
-            context="heads",
-            schedules=("1F1B",),
+            holds=Holds(flat_bucket=5e8, live=1e9, reserves=1.18),
+            sends=Sends(context="heads", reduces_whole=True),
+            offers=Offers(schedules=("1F1B",)),
         ),
         TRANSFORMERS,
-        replace(
-            TRANSFORMERS,
+        TRANSFORMERS.but(
             name="transformers-ddp",
             source=f"{TRANSFORMERS.source}; DistributedDataParallel, or one GPU, under autocast: bfloat16"
             " copies of float32 weights, norms whole in float32, and buckets beside the gradients",
@@ -338,15 +352,12 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
     )
 }
-
-
 ALIASES = {"megatron": "megatron-lm"}  # another spelling -> ours
 
 
-def find_framework(name: str, **changed) -> Framework:
-    """A framework by name, with a user's changes. Raises ValueError with the nearest name."""
+def find_framework(name: str) -> Framework:
+    """A framework by name. Raises ValueError with the nearest name."""
     name = ALIASES.get(name.lower(), name.lower())
     if name not in FRAMEWORKS:
         raise ValueError(f"unknown framework {unknown(name, FRAMEWORKS)}")
-    known = {f.name for f in fields(Framework)}
-    return replace(FRAMEWORKS[name], **{k: v for k, v in changed.items() if k in known and v is not None})
+    return FRAMEWORKS[name]

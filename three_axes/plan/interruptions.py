@@ -20,8 +20,9 @@ def checkpoint_bytes(job: Job) -> float:
     """Bytes of one checkpoint: the bytes of a parameter that outlive a step, which are weights and optimizer
     state. Frozen weights are on disk already.
     """
+    holds = job.framework.holds
     params = adapter_share(job, Layout()) if job.lora else job.model.params
-    return params * (job.framework.weight_bytes + job.framework.state_bytes)
+    return params * (holds.weight_bytes + holds.state_bytes)
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class Job:
     def check_kind(self, layout: Layout, gpus: int | None = None) -> None:
         """The part of `check` that holds for every batch and every length of a sequence."""
         check(self.model, layout, gpus)
-        name, axes = self.framework.name, self.framework.axes
+        name, axes = self.framework.name, self.framework.offers.axes
         for axis, size in layout.axes._asdict().items():
             if size > 1 and axis not in axes:
                 raise ValueError(f"{name} is priced along {', '.join(axes)} alone, not with {axis} {size}")

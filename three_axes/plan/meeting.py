@@ -173,10 +173,10 @@ class Proposal:
     def assumptions(self) -> list[str]:
         """The assumptions behind the figures."""
         mine = self.mine
-        job, framework, device = mine.job, mine.job.framework, mine.job.cluster.device
-        per_parameter = framework.weight_bytes + framework.gradient_bytes + framework.state_bytes
+        job, holds, device = mine.job, mine.job.framework.holds, mine.job.cluster.device
+        per_parameter = holds.weight_bytes + holds.gradient_bytes + holds.state_bytes
         lines = [
-            f"Framework {framework.name}: {per_parameter:g} bytes of weights, gradients and optimizer a"
+            f"Framework {job.framework.name}: {per_parameter:g} bytes of weights, gradients and optimizer a"
             " parameter before ZeRO.",
             f"{device.name} reaches {device.achievable / device.flops:.0%} of its printed FLOP/s in large"
             f" products{', which is assumed and not published' if device.assumed else ''}.",

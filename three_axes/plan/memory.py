@@ -62,7 +62,7 @@ def room(job: Job) -> float:
     """Bytes on a GPU up to which a layout fits: the allocator reserves more than is allocated, and the
     context needs memory too. A layout that is larger, but not larger than the GPU, is tight.
     """
-    return (job.cluster.device.memory - OVERHEAD) / job.framework.reserves + OVERHEAD
+    return (job.cluster.device.memory - OVERHEAD) / job.framework.holds.reserves + OVERHEAD
 
 
 def stage_params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool = True):
@@ -117,11 +117,10 @@ def in_flight(layout: Layout, m: float, stage: int) -> float:
 
 def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
     """Bytes of weights, gradients and optimizer state on one GPU of a pipeline rank. Takes arrays."""
-    model, framework = job.model, job.framework
-    buckets = framework.gradient_bytes * framework.buckets * (np.asarray(layout.replicas) > 1)
-    own, routed, ends = _params(model, layout, stage, framework.split_vocabulary)
-    state = framework.state_bytes * (not framework.offload)
-    bytes_ = framework.weight_bytes, framework.gradient_bytes + buckets, state
+    model, holds = job.model, job.framework.holds
+    buckets = holds.gradient_bytes * holds.buckets * (np.asarray(layout.replicas) > 1)
+    own, routed, ends = _params(model, layout, stage, holds.split_vocabulary)
+    bytes_ = holds.weight_bytes, holds.gradient_bytes + buckets, holds.state_bytes * (not holds.offload)
     if job.lora:
         parts = states(adapter_share(job, layout, stage), layout.shards, layout.zero, *bytes_)
         share = lambda size, d: size / np.where(np.asarray(layout.zero) >= 3, d, 1)
@@ -144,7 +143,7 @@ def stage_memory(
     (`saved`), if known.
     """
     of_kinds = of_kinds or saved(lists(job, layout), layout.recompute)
-    model, framework, t = job.model, job.framework, layout.tp
+    model, t, holds, runs = job.model, layout.tp, job.framework.holds, job.framework.runs
     parts = stage_states(job, layout, stage)
     sb, head_rank = layout.tokens(job.seq_len), layout.pipeline.head_rank(layout.pp)
     first, last = stage == 0, stage == head_rank
@@ -155,19 +154,19 @@ def stage_memory(
         held = held + first * sb * model.hidden / np.where(layout.sequence_parallel, t, 1)
     parts["activations"] = held * in_flight(layout, job.microbatches(layout), stage)
     # One microbatch at a time: the norm's and the head's input, and float32 scores.
-    eager = EAGER_SCORE_BYTES + SCORE_BYTES * framework.split_vocabulary * (np.asarray(t) > 1)
-    scores: Any = SCORE_BYTES + eager * (not framework.fused_loss)
-    scores = scores * model.vocab * (1 + model.mtp) / framework.loss_chunks
-    inputs = (2.0 + (framework.norm_bytes if model.bare else 2)) * model.hidden
+    eager = EAGER_SCORE_BYTES + SCORE_BYTES * holds.split_vocabulary * (np.asarray(t) > 1)
+    scores: Any = SCORE_BYTES + eager * (not runs.fused_loss)
+    scores = scores * model.vocab * (1 + model.mtp) / runs.loss_chunks
+    inputs = (2.0 + (holds.norm_bytes if model.bare else 2)) * model.hidden
     logits = parts["logits"] = last * sb * (inputs + scores) / t
     # In a layer's backward all of its activations exist again; the scores are freed by then.
     whole = of_kinds[-1][1] if layout.recompute in AGAIN else 0.0
     parts["activations"] = parts["activations"] + np.maximum(0, whole - logits)
     in_loss, in_layer = _gathered(job, layout, stage)
     parts["gathered weights"] = np.maximum(logits + in_loss, whole + in_layer) - np.maximum(logits, whole)
-    if framework.flat_bucket:
+    if holds.flat_bucket:
         parts |= _flat(job, layout, stage, parts["activations"] + logits, parts["gathered weights"])
-    if job.precision in framework.narrow_copies:
+    if job.precision in holds.narrow_copies:
         numbers = sum(many * layer_matrices(kind, layout) for kind, many in kinds)
         copies = 2 * (np.asarray(layout.zero) < 3)
         parts["narrow weights"] = copies * find_precision(job.precision).bytes * numbers
@@ -179,16 +178,16 @@ def stage_memory(
 
 
 def _flat(job: Job, layout: Layout, stage, passing, gathered) -> dict[str, Any]:
-    """What DeepSpeed's ZeRO holds besides: see `Framework.flat_bucket`. passing: bytes that are freed before
+    """What DeepSpeed's ZeRO holds besides: see `Holds.flat_bucket`. passing: bytes that are freed before
     the optimizer steps; the copies of the gradients take their place, in float32, and in ZeRO-1 and 2 also a
     flat one in half precision. gathered: bytes of weights that are counted already.
     """
-    framework, zero = job.framework, np.asarray(layout.zero)
-    params = stage_params(job.model, layout, stage, framework.split_vocabulary)
+    holds, zero = job.framework.holds, np.asarray(layout.zero)
+    params = stage_params(job.model, layout, stage, holds.split_vocabulary)
     trained = adapter_share(job, layout, stage) if job.lora else params
-    buckets = np.where(zero == 3, 2.0, 2 * 4.5) * 2.0 * framework.flat_bucket
-    live = (zero == 3) * 2.0 * np.minimum(framework.live, params)
-    copied = np.minimum(trained / layout.shards, np.where(zero == 3, framework.live, np.inf))
+    buckets = np.where(zero == 3, 2.0, 2 * 4.5) * 2.0 * holds.flat_bucket
+    live = (zero == 3) * 2.0 * np.minimum(holds.live, params)
+    copied = np.minimum(trained / layout.shards, np.where(zero == 3, holds.live, np.inf))
     many = np.asarray(layout.shards) > 1
     return {
         "buckets": many * (zero > 0) * buckets,
@@ -206,15 +205,15 @@ def _gathered(job: Job, layout: Layout, stage):
     """
     if not np.any(np.asarray(layout.zero) == 3):
         return 0.0, 0.0
-    model, framework, frozen = job.model, job.framework, job.lora is not None
+    model, holds, frozen = job.model, job.framework.holds, job.lora is not None
     in_layer = job.lora.weight_bytes if job.lora else 2.0
     share = layer_share(model, layout.tp) + expert_share(model, layout)
-    kept = 0.0 if framework.fused_loss else 1.0
-    ends = 2.0 * kept * ends_share(model, layout, stage, framework.split_vocabulary)
+    kept = 0.0 if job.framework.runs.fused_loss else 1.0
+    ends = 2.0 * kept * ends_share(model, layout, stage, holds.split_vocabulary)
     head = 2.0 * kept * model.hidden * model.vocab / layout.tp
-    params = stage_params(model, layout, stage, framework.split_vocabulary)
-    whole = (in_layer + framework.gradient_bytes * (not frozen)) * params
-    gradients = 0.0 if frozen else head + (2.0 + framework.gradient_bytes) * share
+    params = stage_params(model, layout, stage, holds.split_vocabulary)
+    whole = (in_layer + holds.gradient_bytes * (not frozen)) * params
+    gradients = 0.0 if frozen else head + (2.0 + holds.gradient_bytes) * share
     sharded, piped = np.asarray(layout.zero) == 3, np.asarray(layout.pp) > 1
     at = ends, 2 * in_layer * share + ends + gradients
     return tuple(sharded * np.where(piped, np.maximum(whole, held), held) for held in at)

@@ -72,7 +72,7 @@ class LayerOnRank(NamedTuple):
     @property
     def x(self):
         """Bytes of an activation between the matrices, whole."""
-        return self.job.framework.number_bytes * self.tokens * self.model.hidden
+        return self.job.framework.holds.number_bytes * self.tokens * self.model.hidden
 
     @property
     def parts(self):
@@ -92,7 +92,7 @@ class LayerOnRank(NamedTuple):
 
     def gathered(self, x):
         """Bytes of x that are saved: of the whole, or of a part that is gathered again."""
-        return self.narrow(x) / (self.parts if self.job.framework.regathers else 1)
+        return self.narrow(x) / (self.parts if self.job.framework.sends.regathers else 1)
 
     def product(self, name: str, rows, k, n, block: str = "", first=True, stays=0.0, **saved) -> list[Op]:
         """A product that may be narrow, and whose matrix may be frozen. first: whether it is the first one
@@ -127,8 +127,8 @@ class LayerOnRank(NamedTuple):
         """
         if not (lora := self.job.lora) or not lora.adapts(name):
             return []
-        r, number = lora.rank, self.job.framework.number_bytes
-        passes, kernels = (1.0, 0) if self.job.framework.fused else (5.0, 2)
+        r, number = lora.rank, self.job.framework.holds.number_bytes
+        passes, kernels = (1.0, 0) if self.job.framework.runs.fused else (5.0, 2)
         # They do little more than read and write, tile by tile.
         down = product(f"adapter of {name}, down", rows, k, r, block, result=2.0)
         up = product(f"adapter of {name}, up", rows, r, n, block, result=2.0, saved=number * rows * r)
@@ -225,8 +225,8 @@ def summed(job: Job, layout: Layout, params, part: str = "elementwise") -> Op:
     """Gradients added to those of the microbatches before, where they are kept and not reduced at once: read,
     and the sum read and written. A fused product of the weight gradient adds to the sum by itself.
     """
-    adds = (np.asarray(layout.zero) < 2) | (not job.framework.reduces_each)
-    moved = (2 + 2 * job.framework.gradient_bytes) * (not job.framework.fused_sums)
+    adds = (np.asarray(layout.zero) < 2) | (not job.framework.sends.reduces_each)
+    moved = (2 + 2 * job.framework.holds.gradient_bytes) * (not job.framework.runs.fused_sums)
     return Op("sums of gradients", part, "W", streamed=moved * adds * params, kernels=0)
 
 
@@ -239,10 +239,10 @@ def enter(at: LayerOnRank, x, block: str, products: int) -> list[Op]:
     """
     job, layout, narrow = at.job, at.layout, at.narrow(x)
     split = layout.sequence_parallel * 1
-    sums = 1 if job.framework.merged else products
+    sums = 1 if job.framework.sends.merged else products
     wanted = not job.lora or job.lora.adapts(block)  # the gradient of its weights, or of adapters
     # Kept in parts, a matrix's input is gathered once more for the gradient of its weights.
-    again, name = split * job.framework.regathers * wanted, f"gather for {block}"
+    again, name = split * job.framework.sends.regathers * wanted, f"gather for {block}"
     beside = dict(block=block, hides="input gradients")
     pieces = dict(block=block, under="F", hides="tensor parallel")
     return [

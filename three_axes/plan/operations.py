@@ -46,19 +46,19 @@ def lists(job: Job, layout: Layout) -> OperationLists:
 def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
     """One layer, one microbatch, on one GPU. kind: the kind of layer; by default the usual one."""
     at = LayerOnRank(job, layout, kind or job.model)
-    model, framework, x, parts = at.model, job.framework, at.x, at.parts
+    model, holds, x, parts = at.model, job.framework.holds, at.x, at.parts
     masks = 0 if model.bare else at.tokens * model.hidden / parts  # a byte a number: biases use dropout
-    eager = model.bare and not framework.fused  # PyTorch's own LayerNorm, GELU and dropout are fused
+    eager = model.bare and not job.framework.runs.fused  # PyTorch's own LayerNorm, GELU and dropout are fused
 
     # Fused: a residual sum moves 4 bytes a number, dropout 3. One by one a sum 6.
     add, add_kernels = (3.0, 1) if eager else (2.0 if model.bare else 3.5, 1)
     normed, add = x / parts * (model.norms / 2), add * x / parts
-    last = ("full",) if framework.whole_recompute else ()
+    last = ("full",) if job.framework.sends.whole_recompute else ()
     ops = [
-        *norm("norm 1", normed, eager, framework.norm_bytes, saved=x / parts, saved_per_op=x / parts),
+        *norm("norm 1", normed, eager, holds.norm_bytes, saved=x / parts, saved_per_op=x / parts),
         *attention(at, eager),
         *stream("residual 1", add, add_kernels, saved=masks),
-        *norm("norm 2", normed, eager, framework.norm_bytes, saved=x / parts),
+        *norm("norm 2", normed, eager, holds.norm_bytes, saved=x / parts),
         *feed_forward(at, eager, last),
         *stream("residual 2", add, add_kernels, saved=masks),
     ]
@@ -69,10 +69,10 @@ def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
 def embedding(job: Job, layout: Layout) -> list[Op]:
     """What the first stage does besides its layers. Looking up tokens takes almost no time."""
     x = LayerOnRank(job, layout, job.model).x
-    split, whole = layout.sequence_parallel * 1, job.framework.split_vocabulary * 1
+    split, whole = layout.sequence_parallel * 1, job.framework.holds.split_vocabulary * 1
     trained = job.lora is None
     learned = (job.model.positions > 0) * split * trained
-    table = job.framework.number_bytes * layout.positions(job.seq_len) * job.model.hidden
+    table = job.framework.holds.number_bytes * layout.positions(job.seq_len) * job.model.hidden
     return [
         *partial_sums("sum of the embedding", "F", layout, x, (whole, whole)),
         sending("gradient into the embedding", "tp", "W", "all_gather", split * whole * trained, x),
@@ -84,9 +84,9 @@ def head(job: Job, layout: Layout) -> list[Op]:
     """What the last stage does besides its layers: the vocabulary's product, and the loss of its scores."""
     model, t, at = job.model, layout.tp, LayerOnRank(job, layout, job.model)
     x, sb, vocabulary = at.x, at.tokens, model.vocab / t
-    split, whole = layout.sequence_parallel * 1, job.framework.split_vocabulary * 1
+    split, whole = layout.sequence_parallel * 1, job.framework.holds.split_vocabulary * 1
     # Bytes moved for each score. One by one: to float32 6, softmax 8, and backward 4, 12 and 6.
-    scores = (16.0 if job.framework.fused_loss else 36.0) * sb * vocabulary
+    scores = (16.0 if job.framework.runs.fused_loss else 36.0) * sb * vocabulary
     weights, scored = model.hidden * vocabulary, product("head", sb, model.hidden, vocabulary, "head", "head")
     beside = dict(block="head", hides="input gradients")
     once = [
@@ -108,13 +108,13 @@ def _chunks(job: Job, numbers) -> list[Op]:
     """The additional bytes of a head in chunks: each reads the weights, and reads and writes their
     gradient.
     """
-    more = job.framework.loss_chunks - 1.0
+    more = job.framework.runs.loss_chunks - 1.0
     phases = {"F": 2, "I": 2, "W": 2 * 4 * (job.lora is None)} if more else {}
     return [Op("head in chunks", "head", k, streamed=moved * more * numbers) for k, moved in phases.items()]
 
 
 def between_stages(job: Job, layout: Layout) -> Op:
     """One message of a pipeline, an activation or a gradient: each tp rank sends all of it, or a part."""
-    split = np.asarray(layout.sequence_parallel) | job.framework.splits_sends
+    split = np.asarray(layout.sequence_parallel) | job.framework.sends.splits_sends
     x = LayerOnRank(job, layout, job.model).x / np.where(split, layout.tp, 1)
     return sending("send", "pp", "F", "send", 1, x)

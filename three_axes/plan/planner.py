@@ -161,7 +161,7 @@ class Plan:
 
     def alone(self) -> str:
         """A sentence that one GPU would be as fast; "" if it would not, or cannot hold the model."""
-        weights = self.job.model.params * self.job.framework.weight_bytes
+        weights = self.job.model.params * self.job.framework.holds.weight_bytes
         if self.gpus == 1 or weights > self.job.cluster.device.memory or self.space.only:
             return ""
         one = plan(self.job, gpus=1)

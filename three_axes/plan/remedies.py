@@ -33,17 +33,17 @@ def _tried(fits: Callable[..., bool], job: Job, gpus: int, only: dict) -> bool:
 def _same(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
     """Changes that compute the same result, the cheapest in seconds first."""
     f = job.framework
-    other = lambda **changed: replace(job, framework=replace(f, **changed))
-    if "full" not in f.recomputes:
-        yield "with recompute full", other(recomputes=(*f.recomputes, "full")), gpus, only
-    if f.loss_chunks == 1:
+    other = lambda **changed: replace(job, framework=f.but(**changed))
+    if "full" not in f.offers.recomputes:
+        yield "with recompute full", other(recomputes=(*f.offers.recomputes, "full")), gpus, only
+    if f.runs.loss_chunks == 1:
         yield "with the loss in 8 chunks (--with chunked-loss)", other(loss_chunks=8), gpus, only
     for axis, size in passed_over(job, gpus, only):
         yield f"with {axis} {size}", job, gpus, {**only, axis: size}
     for axis in (axis for axis in Axes._fields if axis in only):
         free = {name: size for name, size in only.items() if name != axis}
         yield f"with another {axis} than {only[axis]}", job, gpus, free
-    if not f.offload:
+    if not f.holds.offload:
         yield "with the optimizer on the host (--with offload)", other(offload=True), gpus, only
 
 
@@ -55,9 +55,9 @@ def _more(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
 
 def _less(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
     """Changes to what is trained, or how."""
-    if not job.framework.eight_bit and not job.lora:
-        eight = replace(job.framework, eight_bit=True)
-        yield "with 8-bit Adam (--with 8-bit-adam)", replace(job, framework=eight), gpus, only
+    if not job.framework.holds.eight_bit and not job.lora:
+        eight = replace(job, framework=job.framework.but(eight_bit=True))
+        yield "with 8-bit Adam (--with 8-bit-adam)", eight, gpus, only
     if not job.lora:
         yield "with LoRA (--lora 16)", replace(job, lora=Lora(16)), gpus, only
     if not (job.lora and job.lora.four_bit):

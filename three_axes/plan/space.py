@@ -51,14 +51,16 @@ class Space:
         self._lists = lists(job, self._layouts(rows))
         which = np.arange(len(rows)) if self._lists.which is None else self._lists.which
         framework, looked_at = job.framework, []
-        recomputes: Sequence[str] = framework.recomputes
-        if framework.fused_attention:  # nothing is left for it to recompute: tried only if requested alone
+        recomputes: Sequence[str] = framework.offers.recomputes
+        if (
+            framework.runs.fused_attention
+        ):  # nothing is left for it to recompute: tried only if requested alone
             recomputes = [r for r in recomputes if r != "selective"] or recomputes
         if not (
             job.model.experts or job.model.latent
         ):  # a dense layer's norm is one with the product behind it
             recomputes = [r for r in recomputes if r != "modules"] or recomputes
-        for schedule, recompute in itertools.product(framework.schedules, recomputes):
+        for schedule, recompute in itertools.product(framework.offers.schedules, recomputes):
             can = np.flatnonzero(runs(job, schedule, recompute, rows))
             if not len(can):
                 continue
@@ -80,7 +82,7 @@ class Space:
         """Further rows: layouts that fit with some layers recomputed, but not with none. On each stage as few
         layers are recomputed as possible. most: the bytes that fit. every: the result of `timed`.
         """
-        if not job.framework.recomputes_some:
+        if not job.framework.offers.recomputes_some:
             return every[:0]
         c, model = constants(), job.model
         made, works = [every[:0]], all_work(self._lists, job, c, ["full"])["full"]

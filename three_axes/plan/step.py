@@ -191,8 +191,8 @@ class Estimate:
         if self.tight:
             sentences.append(
                 f"tight: {human(self.memory_bytes)} of {human(device.memory)} are allocated, and PyTorch's"
-                f" allocator may reserve {self.job.framework.reserves:.2f} times as much; try it before you"
-                " count on it"
+                f" allocator may reserve {self.job.framework.holds.reserves:.2f} times as much; try it before"
+                " you count on it"
             )
         if device.assumed:
             sentences.append(
@@ -207,7 +207,7 @@ class Estimate:
                 + ". Measure an all-reduce over all of them: `busbw` of a cluster's file"
             )
         if (waits := self.time.get("waiting for the host", 0.0) / self.step_seconds) > WORTH_SAYING:
-            launch = 1e6 * self.job.framework.launch_seconds
+            launch = 1e6 * self.job.framework.runs.launch_seconds
             sentences.append(
                 f"{waits:.0%} of the step waits for the host, taken to launch a kernel in {launch:.0f} µs; a"
                 " CUDA graph or a compiler would save most of it"
@@ -236,7 +236,7 @@ class Estimate:
         f = self.job.framework
         if f.name != "megatron-lm":
             return ""
-        other = lambda **changed: estimate(replace(self.job, framework=replace(f, **changed)), self.layout)
+        other = lambda **changed: estimate(replace(self.job, framework=f.but(**changed)), self.layout)
         narrow, hidden = other(gradient_bytes=2), other(hides=(*f.hides, "tensor parallel"))
         saved = [max(0.0, self.step_seconds - one.step_seconds) for one in (narrow, hidden)]
         return (
@@ -286,7 +286,7 @@ class Estimate:
             "memory bytes/s": gpu.achievable_bandwidth or gpu.bandwidth,
             "link bytes/s": job.cluster.intra_node_bandwidth,
             "port bytes/s": job.cluster.inter_node_bandwidth,
-            "launch seconds": job.framework.launch_seconds,
+            "launch seconds": job.framework.runs.launch_seconds,
         }
         given = [f"{letter} = {value:,}" for letter, value in letters.items()]
         given += [f"{self.model.params:,} parameters"]

@@ -4,8 +4,6 @@ PyTorch holds.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from .frameworks import FRAMEWORKS, Framework
 from .job import Job
 from .layout import Layout
@@ -13,11 +11,11 @@ from .memory import stage_memory
 from .shape import ModelShape
 
 # PyTorch's own parts, as torchtitan uses them, except a recompute that stops when nothing more is needed.
-PYTORCH = replace(FRAMEWORKS["torchtitan"], name="pytorch", whole_recompute=False)
+PYTORCH = FRAMEWORKS["torchtitan"].but(name="pytorch", whole_recompute=False)
 PLANS: dict[str, Framework] = {
     "Megatron's": PYTORCH,
     # Each matrix by itself: seven sums in a gated layer, and none at the ends, which are whole.
-    "usual": replace(PYTORCH, merged=False, split_vocabulary=False),
+    "usual": PYTORCH.but(merged=False, split_vocabulary=False),
 }
 
 
@@ -31,7 +29,7 @@ def microbatches(pp: int) -> int:
 def traced_job(model: ModelShape, seq_len: int, layout: Layout, plan: str = "Megatron's", **changed) -> Job:
     """The step that `trace` runs. changed: fields of the framework."""
     batch = layout.dp * layout.microbatch * microbatches(layout.pp)
-    return Job(model, global_batch=batch, seq_len=seq_len, framework=replace(PLANS[plan], **changed))
+    return Job(model, global_batch=batch, seq_len=seq_len, framework=PLANS[plan].but(**changed))
 
 
 # What plain PyTorch holds and fused kernels do not: name -> part of memory, and the cause of the difference.

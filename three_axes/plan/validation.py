@@ -32,11 +32,11 @@ from .models import MODELS
 
 A100, H100, ROCE = CLUSTERS["dgx-a100"], CLUSTERS["dgx-h100"], CLUSTERS["a100-roce"]
 MEGATRON = FRAMEWORKS["megatron-lm"]
-MEGATRON_2022 = replace(MEGATRON, fused_attention=False, hides=("input gradients",))
-MEGATRON_2021 = replace(MEGATRON_2022, hides=(), fused_sums=False)
-META = replace(MEGATRON, hides=("gradients", "updated weights"))  # the paper does not say that TP's sums hide
+MEGATRON_2022 = MEGATRON.but(fused_attention=False, hides=("input gradients",))
+MEGATRON_2021 = MEGATRON_2022.but(hides=(), fused_sums=False)
+META = MEGATRON.but(hides=("gradients", "updated weights"))  # the paper does not say that TP's sums hide
 # DeepSpeed gathers weights before they are needed, but each node uses only one of its ports.
-DEEPSPEED_2021 = replace(FRAMEWORKS["deepspeed"], fused_attention=False, fused_sums=False)
+DEEPSPEED_2021 = FRAMEWORKS["deepspeed"].but(fused_attention=False, fused_sums=False)
 PLAIN: dict[str, Any] = dict(recompute="full", sequence_parallel=False)
 BEST_TOOL = {
     "Korthikanti 2022, T5 (fitted)": "3.65 Calculon, in-sample",
@@ -124,7 +124,7 @@ def _narayanan_2(scheme):
 
 def _megatron_deepspeed(name):
     """These runs have no interleaving and half-precision gradients, and hide no communication."""
-    framework = replace(MEGATRON_2021, gradient_bytes=2)
+    framework = MEGATRON_2021.but(gradient_bytes=2)
     for r in rows_of("large_runs.csv"):
         if r["model"].startswith(name) and r["iter_s"] and not r["note"].startswith("tuning"):
             model = gpt(r["layers"], r["hidden"], r["heads"], 250880 if name == "BLOOM" else 51200)

@@ -152,13 +152,14 @@ def by_framework(world: World) -> Table:
     seven, d = find_model("llama-2-7b"), len(world)
     n, rows = sum(p.numel() for p in toy.ToyTransformer().parameters()), []
     for name, (kind, options, whose, formula) in BY_FRAMEWORK.items():
-        record = FRAMEWORKS[whose]
-        parts = (record.weight_bytes, record.gradient_bytes, record.optimizer_bytes)
+        framework = FRAMEWORKS[whose]
+        holds = framework.holds
+        parts = (holds.weight_bytes, holds.gradient_bytes, holds.optimizer_bytes)
         rows.append([name, kind, formula])
         for ranks in (1, d):
             predicted = sum(by_hand.states_bytes(1, ranks, zero=KINDS[kind], of_each=parts))
             rows[-1] += [f"{predicted:.0f}", f"{world.run(run, kind, options, ranks)[0] / n:.2f}"]
-        moved = sent(Job(seven, global_batch=d, framework=record), Layout(dp=d, zero=KINDS[kind]))["dp"]
+        moved = sent(Job(seven, global_batch=d, framework=framework), Layout(dp=d, zero=KINDS[kind]))["dp"]
         rows[-1].append(f"{moved / seven.params * d / (d - 1):.1f}")
     return Table(
         ["mixed precision", "", "formula", "d = 1", "measured", f"d = {d}", "measured", "sent, · (d−1)/d"],

@@ -69,7 +69,7 @@ def answer(plan: Plan) -> tuple[str, str, str]:
 def refused() -> Table:
     """One (dp, tp, pp) of each kind that is out, and why."""
     p = the_plan()
-    bare = replace(p.job.framework, zeros=(0,), zeros_in_pipeline=(0,), recomputes=("none",))
+    bare = p.job.framework.but(zeros=(0,), zeros_in_pipeline=(0,), recomputes=("none",))
     alone = plan(replace(p.job, framework=bare), gpus=GPUS).why(dp=32)
     rows = [[str(axes), why.split(";")[0]] for axes, why in list(p.impossible.items())[:2]]
     too_much = alone.split(")")[-1].strip().removeprefix("it does not fit: ")
@@ -100,8 +100,9 @@ def by_framework() -> Table:
     for name in ("deepspeed", "megatron-lm", "torchtitan"):
         framework = FRAMEWORKS[name]
         best = plan(replace(the_plan().job, framework=framework), gpus=GPUS).best
-        sizes = (framework.weight_bytes, framework.gradient_bytes, framework.optimizer_bytes)
-        shown = name if framework.fused else f"{name}, uncompiled"
+        holds = framework.holds
+        sizes = (holds.weight_bytes, holds.gradient_bytes, holds.optimizer_bytes)
+        shown = name if framework.runs.fused else f"{name}, uncompiled"
         rows.append([shown, " + ".join(map(str, sizes)), str(best.layout), f"{best.seconds:.1f} s"])
     return Table(["framework", "bytes a parameter", "its fastest layout", "a step"], rows)
 

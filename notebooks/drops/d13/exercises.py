@@ -194,7 +194,7 @@ def as_written(job: Job, layout: Layout) -> tuple[Given, Cut]:
     printed = job.cluster.device.flops, job.cluster.intra_node_bandwidth, job.cluster.inter_node_bandwidth
     speeds = [part * whole for part, whole in zip(reached, printed)]
     sizes = job.model.params, job.model.layers, job.model.hidden, job.seq_len, job.global_batch
-    given = Given(*sizes, *speeds, job.cluster.gpus_per_node, job.framework.gradient_bytes)
+    given = Given(*sizes, *speeds, job.cluster.gpus_per_node, job.framework.holds.gradient_bytes)
     again = int(layout.recompute == "full")
     axes = layout.dp, layout.tp, layout.pp
     return given, Cut(*axes, layout.microbatch, layout.interleave, layout.zero, again)

@@ -165,7 +165,7 @@ def if_tp_hides() -> Plan:
     """The same job where TP's sums run under products that are cut in pieces, as Megatron Bridge's recipes
     have it, gradients summed in float32 all the same.
     """
-    framework = replace(FRAMEWORKS["megatron-bridge"], gradient_bytes=4)
+    framework = FRAMEWORKS["megatron-bridge"].but(gradient_bytes=4)
     return plan(replace(the_plan().job, framework=framework), gpus=GPUS, cp=1)
 
 
@@ -230,7 +230,7 @@ def with_cp() -> Table:
     """The fastest layouts that fit, without and with context parallelism."""
     rows = []
     for name in ("megatron-lm", "megatron-bridge"):
-        job = replace(the_plan().job, framework=replace(FRAMEWORKS[name], gradient_bytes=4))
+        job = replace(the_plan().job, framework=FRAMEWORKS[name].but(gradient_bytes=4))
         for what, only in (("three axes", {"cp": 1}), ("and CP", {})):
             best = plan(job, gpus=GPUS, **only).best
             rows.append([name, what, str(best.layout.axes), f"{best.seconds:.1f} s"])
