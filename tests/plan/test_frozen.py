@@ -41,7 +41,7 @@ def test_one_of_an_adapters_matrices_is_whole_on_each_rank(t):
     whole = 32 * 16 * (3 * h + h + 2 * h + h)  # first matrix at q, k, v, gate, up; second at o, down
     split = 32 * 16 * (h + 2 * kv + h + 2 * f + f) / t
     assert adapter_share(LORA, Layout(tp=t)) == whole + split
-    (sums,) = [op for op in synchronisation(LORA, Layout(tp=t)) if op.name == "gradients of adapters"]
+    (sums,) = [op.sends for op in synchronisation(LORA, Layout(tp=t)) if op.name == "gradients of adapters"]
     assert sums.payload == pytest.approx(2 * whole) and sums.calls == 1
 
 

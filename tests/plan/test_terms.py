@@ -65,7 +65,7 @@ def test_in_a_pipeline_fsdp_gathers_and_reduces_once():
 )
 def test_gradients_of_norms_are_summed_over_tp(model, framework, layout, vectors, number):
     job = Job(MODELS[model], DGX, 8, 4096, FRAMEWORKS[framework])
-    (sums,) = [op for op in synchronisation(job, layout) if op.name == "gradients of norms"]
+    (sums,) = [op.sends for op in synchronisation(job, layout) if op.name == "gradients of norms"]
     assert (sums.calls, sums.payload) == (vectors, number * MODELS[model].hidden)
 
 
@@ -150,9 +150,10 @@ def test_what_the_embedding_sends(sp, calls):
     positions.
     """
     model = MODELS["gpt3-175b"]
-    lines = embedding(Job(model, DGX, 8, 2048), Layout(tp=8, sequence_parallel=sp))
-    assert [op.collective for op in lines] == ["reduce_scatter", "all_reduce", "all_gather", "all_gather"]
-    assert [op.calls for op in lines] == calls and {op.payload for op in lines} == {2 * 2048 * model.hidden}
+    ops = embedding(Job(model, DGX, 8, 2048), Layout(tp=8, sequence_parallel=sp))
+    sent = [op.sends for op in ops]
+    assert [one.collective for one in sent] == ["reduce_scatter", "all_reduce", "all_gather", "all_gather"]
+    assert [one.calls for one in sent] == calls and {one.payload for one in sent} == {2 * 2048 * model.hidden}
 
 
 FROZEN = Job(LLAMA, DGX, 32, 4096, FRAMEWORKS["megatron-lm"], lora=Lora(16))
@@ -337,11 +338,12 @@ def test_norms_of_queries_and_keys_are_priced():
         layer(Job(model, framework=titan, seq_len=4096), Layout(zero=3))
         for model in (dense, replace(dense, qk_norm=False))
     )
-    total = lambda ops, what: sum(float(getattr(op, what)) for op in ops if op.phase in "FI")
+    total = lambda ops, of: sum(float(of(op)) for op in ops if op.phase in "FI")
+    more = lambda of: total(with_, of) - total(without, of)
     numbers = 4096 * (dense.q_width + dense.kv_width)
-    assert total(with_, "streamed") - total(without, "streamed") == pytest.approx(3 * 36 * numbers)
-    assert total(with_, "saved") - total(without, "saved") == 2 * numbers
-    assert total(with_, "kernels") - total(without, "kernels") == 3 * 2 * 6
+    assert more(lambda op: op.streamed) == pytest.approx(3 * 36 * numbers)
+    assert more(lambda op: op.keeps.nbytes) == 2 * numbers
+    assert more(lambda op: op.kernels) == 3 * 2 * 6
 
 
 def test_one_rank_of_fsdp_casts_all_of_its_weights():

@@ -128,10 +128,10 @@ def counted_like(world: World, job: Job, layout: Layout, axis: str, run) -> None
     """
     world.run(run)
     paper = {}
-    for op in operations.layer(job, layout):
-        if op.axis == axis:
-            size = algorithmic_bytes(op.collective, op.calls * op.payload, 4)
-            paper[op.collective] = paper.get(op.collective, 0.0) + size
+    for one in (op.sends for op in operations.layer(job, layout)):
+        if one and one.axis == axis:
+            size = algorithmic_bytes(one.collective, one.calls * one.payload, 4)
+            paper[one.collective] = paper.get(one.collective, 0.0) + size
     for rank in range(4):
         rows = [row for row in world.traffic.ranks[rank] if row.op in paper]
         counted = {op: sum(row.algorithmic for row in rows if row.op == op) for op in paper}

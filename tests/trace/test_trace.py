@@ -32,7 +32,7 @@ def listed(job, layout) -> list:
     made = calls(job, layout)
     if torch.__version__ >= (2, 15) and layout.pp == 1:
         norms = next(op for op in synchronisation(job, layout) if op.name == "gradients of norms")
-        wider = norms.calls * norms.payload * (job.framework.holds.gradient_bytes / 2 - 1)
+        wider = norms.sends.calls * norms.sends.payload * (job.framework.holds.gradient_bytes / 2 - 1)
         summed = lambda call: (call.op, call.axis) == ("all_reduce", "tp")
         made = [replace(c, payload=c.payload + wider) if summed(c) else c for c in made]
     return made

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .frameworks import ATTENTION
-from .op import LayerOnRank, Op, enter, leave, norm, sending, stream
+from .op import Kept, LayerOnRank, Op, enter, leave, norm, sending, stream
 from .shape import Latent
 
 SCORES = "attention's scores"  # the operation whose results 'selective' recompute drops: softmax and dropout
@@ -35,22 +35,14 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
         normed: list[Op] = []
         if model.qk_norm:  # one norm for queries, one for keys
             normed = [
-                *norm("norm of queries", wide, eager, holds.norm_bytes, saved=wide),
-                *norm("norm of keys", keys, eager, holds.norm_bytes, saved=keys),
+                *norm("norm of queries", wide, eager, holds.norm_bytes, Kept(wide)),
+                *norm("norm of keys", keys, eager, holds.norm_bytes, Kept(keys)),
             ]
         into = [
             *enter(at, x, "attention", 3),
-            *matrix(
-                "queries",
-                sb,
-                h,
-                model.q_width / t,
-                saved=at.gathered(x),
-                saved_per_op=wide,
-                saved_modules=0.0,
-            ),
+            *matrix("queries", sb, h, model.q_width / t, keeps=Kept(at.gathered(x), wide, 0.0)),
             *matrix("keys", sb, h, model.kv_width / t, first=False, recomputed=recomputed),
-            *matrix("values", sb, h, model.kv_width / t, first=False, saved_per_op=keys),
+            *matrix("values", sb, h, model.kv_width / t, first=False, keeps=Kept(per_op=keys)),
             *normed,
             *turned,
         ]
@@ -58,7 +50,7 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
     # The attention keeps its result for its own backward.
     own = out if at.job.precision == "bf16" else out + at.narrow(out)
     # The attention's backward also needs the result.
-    kept = dict(saved=own, saved_per_op=out, stays=out * runs.fused_attention, recomputed=recomputed)
+    kept = dict(keeps=Kept(own, per_op=out), stays=out * runs.fused_attention, recomputed=recomputed)
     output = "attention's output"
     return [
         *into,
@@ -76,31 +68,27 @@ def _latent(at: LayerOnRank, part: Latent) -> list[Op]:
     h, n, mine = model.hidden, job.framework.holds.number_bytes, at.tokens / at.parts
     matrix = partial(at.product, block="attention")
     short = part.kv_rank + part.rope
-    saved = n * mine
     wide, keys, values = (n * sb * width / t for width in (model.q_width, model.k_width, model.v_width))
     if part.q_rank:
+        kept = Kept(at.narrow(at.x) / at.parts, modules=0.0)
         queries = [
-            *at.product(
-                "queries, down", mine, h, part.q_rank, saved=at.narrow(at.x) / at.parts, saved_modules=0.0
-            ),
-            *stream("norm of queries", 2.0 * saved * part.q_rank, 1, saved=saved * part.q_rank),
+            *at.product("queries, down", mine, h, part.q_rank, keeps=kept),
+            *stream("norm of queries", 2.0 * n * mine * part.q_rank, 1, keeps=Kept(n * mine * part.q_rank)),
         ]
         gathered, rows, inputs = part.q_rank + short, part.q_rank, n * sb * part.q_rank
     else:
         queries, gathered, rows, inputs = [], h + short, h, at.x
-    up, shortened = model.heads * (part.nope + part.values) / t, at.gathered(n * sb * part.kv_rank)
-    again: dict[str, Any] = dict(saved_modules=0.0, recomputed=("full", "modules"))
+    up, result = model.heads * (part.nope + part.values) / t, n * mine * short
+    of_queries = Kept(at.gathered(inputs), per_op=wide, modules=0.0)
+    of_both = Kept(at.gathered(n * sb * part.kv_rank), per_op=keys + values, modules=0.0)
+    again: dict[str, Any] = dict(recomputed=("full", "modules"))
     return [
         *queries,
-        *at.product("keys and values, down", mine, h, short, saved=saved * short, stays=saved * short),
-        *stream("norm of keys and values", 2.0 * saved * part.kv_rank, 1),
+        *at.product("keys and values, down", mine, h, short, keeps=Kept(result), stays=result),
+        *stream("norm of keys and values", 2.0 * n * mine * part.kv_rank, 1),
         *enter(at, n * sb * gathered, "attention", 2),
-        *matrix(
-            "queries, up", sb, rows, model.q_width / t, saved=at.gathered(inputs), saved_per_op=wide, **again
-        ),
-        *matrix(
-            "keys and values, up", sb, part.kv_rank, up, saved=shortened, saved_per_op=keys + values, **again
-        ),
+        *matrix("queries, up", sb, rows, model.q_width / t, keeps=of_queries, **again),
+        *matrix("keys and values, up", sb, part.kv_rank, up, keeps=of_both, **again),
         *stream("keys put together", 2.0 * keys, 1, recomputed=("per-op", "full", "modules")),
     ]
 
@@ -124,9 +112,9 @@ def _scores(at: LayerOnRank, wide) -> list[Op]:
     block: dict[str, Any] = dict(block="scores", share=_reached(at, seen) if fused else 1.0)
     return [
         *_context(at),
-        Op("attention", "attention", "F", flops, scores, kernels, stays, 0.0, again, anew, **block),
+        Op("attention", "attention", "F", flops, scores, kernels, Kept(stays, modules=again), anew, **block),
         Op("attention", "attention", "I", back * flops, 2 * scores, 2 * kernels, **block),
-        Op(SCORES, "attention", kernels=0, saved=kept_scores, recomputed=("selective", "full")),
+        Op(SCORES, "attention", kernels=0, keeps=Kept(kept_scores), recomputed=("selective", "full")),
     ]
 
 

@@ -61,19 +61,19 @@ def constants() -> Constants:
 
 def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
     """Seconds of one operation by itself; of a collective, of one call. Takes arrays."""
-    if op.collective:
-        inside, nodes = layout.reach(op.axis, job.cluster.gpus_per_node)
+    if sent := op.sends:
+        inside, nodes = layout.reach(sent.axis, job.cluster.gpus_per_node)
         shares = c.intra_node_efficiency, c.inter_node_efficiency
-        if op.collective == "all_to_all":
+        if sent.collective == "all_to_all":
             copies = 1.0, 1.0
-            if op.axis == "ep" and job.framework.sends.once_a_node and (experts := job.model.experts):
+            if sent.axis == "ep" and job.framework.sends.once_a_node and (experts := job.model.experts):
                 # Of a token's k copies, those for different ranks, and those for different nodes.
                 k = experts.per_token
                 copies = tuple(n / k * (1 - (1 - 1 / n) ** k) for n in (inside * nodes, nodes))
-            return all_to_all_seconds(op.payload, inside, nodes, job.cluster, *shares, copies)
-        if op.collective == "send":
-            return send_seconds(op.payload, nodes > 1, job.cluster, *shares)
-        return group_seconds(op.collective, op.payload, inside, nodes, job.cluster, *shares)
+            return all_to_all_seconds(sent.payload, inside, nodes, job.cluster, *shares, copies)
+        if sent.collective == "send":
+            return send_seconds(sent.payload, nodes > 1, job.cluster, *shares)
+        return group_seconds(sent.collective, sent.payload, inside, nodes, job.cluster, *shares)
     gpu = job.cluster.device
     eager = op.part == "attention" and not job.framework.runs.fused_attention
     efficiency = c.attention_efficiency if eager else c.gemm_efficiency * op.share
@@ -133,14 +133,15 @@ def durations(ops: list[Op], job: Job, layout: Layout, c: Constants) -> list:
     once: dict[tuple, float] = {}  # equal operations are computed once
     took = []
     for op in ops:
-        numbers = map(id, (op.flops, op.streamed, op.payload, op.share))
-        like = op.rate, op.part, op.collective, op.axis, op.memory, *numbers
+        sent = op.sends
+        numbers = map(id, (op.flops, op.streamed, op.share, sent and sent.payload))
+        like = op.rate, op.part, op.memory, sent and (sent.collective, sent.axis), *numbers
         if like not in once:
             once[like] = seconds_of(op, job, layout, c)
-        took.append(op.calls * once[like] if op.collective else once[like])
+        took.append(sent.calls * once[like] if sent else once[like])
     products: dict[tuple[str, str], float] = {}
     for op, one in zip(ops, took):
-        if op.block and not op.collective:
+        if op.block and not op.sends:
             products[op.block, op.phase] = products.get((op.block, op.phase), 0.0) + one
     hidden = lambda op, one: uncovered(one, products.get((op.block, op.under), 0.0), c.exposed)
     hides = job.framework.hides
@@ -154,7 +155,8 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
     host: dict[str, Any] = dict.fromkeys("FIWR", 0.0)
     forward = []
     for op, one in zip(ops, took):
-        count = op.kernels + (op.calls * (np.asarray(layout.members(op.axis)) > 1) if op.collective else 0)
+        sent = op.sends
+        count = op.kernels + (sent.calls * (np.asarray(layout.members(sent.axis)) > 1) if sent else 0)
         launched = count * job.framework.runs.launch_seconds
         if op.phase == "F":
             forward.append((op, one, count, launched))
@@ -291,7 +293,7 @@ def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[O
     hides, zero = job.framework.hides, np.asarray(layout.zero)
     took: dict[str, Any] = {}
     for op in ops:
-        times = op.calls if op.collective else 1
+        times = op.sends.calls if op.sends else 1
         took[op.name] = took.get(op.name, 0.0) + times * seconds_of(op, job, layout, c)
     shown = took["copies"] + took.get("gradient of a tied head", 0.0)
     every = (zero == 2) & job.framework.sends.reduces_each  # microbatch

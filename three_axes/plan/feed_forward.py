@@ -9,8 +9,9 @@ cast.cpp (what narrows the inputs of many experts at once).
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-from .op import LayerOnRank, Op, enter, grouped, leave, product, sending, stream
+from .op import Kept, LayerOnRank, Op, enter, grouped, leave, product, sending, stream
 from .shape import Experts
 
 ROUTER = "choice of experts"
@@ -25,14 +26,14 @@ def feed_forward(at: LayerOnRank, eager: bool, last: tuple[str, ...]) -> list[Op
     return [*(dense(at, e.shared, eager, last) if e.shared else []), *experts(at, e, eager)]
 
 
-def _activation(moved, inside, gated: bool, eager: bool, **saved) -> list[Op]:
+def _activation(moved, inside, gated: bool, eager: bool, **again) -> list[Op]:
     """SiLU moves 4 bytes a number, the product with the other half 6; fused 6 in all, a plain GELU 4."""
     return stream(
         "activation function",
         (5.0 if eager else 3.0 if gated else 2.0) * moved,
         2 if eager else 1,
-        saved=inside * (3 if eager else 2 if gated else 1),
-        **saved,
+        keeps=Kept(inside * (3 if eager else 2 if gated else 1)),
+        **again,
     )
 
 
@@ -43,20 +44,19 @@ def dense(at: LayerOnRank, width: int, eager: bool, last: tuple[str, ...]) -> li
     recomputed = ("per-op", "full")
     matrix = partial(at.product, block="feed-forward")
     if model.gated:
-        gate = matrix("gate", sb, h, width / t, saved_per_op=inside)
-        up = matrix(
-            "up", sb, h, width / t, first=False, saved=inputs, saved_modules=0.0, recomputed=recomputed
-        )
-        stays = dict(saved_per_op=x / at.parts)
+        gate = matrix("gate", sb, h, width / t, keeps=Kept(per_op=inside))
+        of_up = Kept(inputs, modules=0.0)
+        up = matrix("up", sb, h, width / t, first=False, keeps=of_up, recomputed=recomputed)
+        kept: dict[str, Any] = dict(keeps=Kept(at.narrow(inside), per_op=x / at.parts))
     else:
-        gate, up = [], matrix("up", sb, h, width / t, saved=inputs, saved_per_op=inside, saved_modules=0.0)
-        stays = dict(recomputed=recomputed)
+        gate, up = [], matrix("up", sb, h, width / t, keeps=Kept(inputs, per_op=inside, modules=0.0))
+        kept = dict(keeps=Kept(at.narrow(inside)), recomputed=recomputed)
     return [
         *enter(at, x, "feed-forward", 2 if model.gated else 1),
         *gate,
         *up,
         *_activation(inside, inside, model.gated, eager),
-        *at.product("down", sb, width / t, h, "feed-forward's output", saved=at.narrow(inside), **stays),
+        *at.product("down", sb, width / t, h, "feed-forward's output", **kept),
         *leave(at.layout, x, "feed-forward", last),
     ]
 
@@ -87,12 +87,12 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     first = 2 if at.model.gated and runs.fused else 1  # gate and up are one product
     matrix = dict(groups=local, kernels=kernels, bytes_=at.precision.bytes, rate=at.precision.rate)
     # torchtitan's per-op recompute keeps neither grouped products nor the tokens that are sent to them.
-    again: dict = dict(recomputed=("per-op", "full"))
-    inputs = dict(saved=at.narrow(n * rows * h), **again)
+    again: dict[str, Any] = dict(recomputed=("per-op", "full"))
+    inputs = dict(keeps=Kept(at.narrow(n * rows * h)), **again)
     up = grouped("experts, up", rows, h, first * e.ffn / etp, **matrix, **inputs)
     if at.model.gated and first == 1:
         up = [*grouped("experts, gate", rows, h, e.ffn / etp, **matrix, **again), *up]
-    results = dict(saved=at.narrow(inside), saved_modules=0.0, **again)
+    results = dict(keeps=Kept(at.narrow(inside), modules=0.0), **again)
     down = grouped("experts, down", rows, e.ffn / etp, h, **matrix, **results)
     clamped, biased = _one_by_one(2 * inside, n * rows * h, local) if at.model.biases else ([], [])
     activation = _activation(inside, inside, at.model.gated, eager, recomputed=("per-op", "full", "modules"))
@@ -102,11 +102,11 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     narrowed, apart = at.precision.rate != "bf16", 1 - together
     into = at.casts("experts, up", rows * h, apart * first * rows * e.ffn / etp, casts)
     out = at.casts("experts, down", apart * rows * e.ffn / etp, rows * h, casts)
-    kept = routed * (not runs.weighs_early)
-    router = product("router", mine, h, e.count, saved=at.x / at.parts * alone, saved_modules=0.0)
+    kept = Kept(routed * (not runs.weighs_early))
+    router = product("router", mine, h, e.count, keeps=Kept(at.x / at.parts * alone, modules=0.0))
     return [
         *at.trained("router", router, h * e.count),
-        *stream(ROUTER, 4.0 * 6 * mine * e.count, 8, saved=4.0 * mine * e.count),
+        *stream(ROUTER, 4.0 * 6 * mine * e.count, 8, keeps=Kept(4.0 * mine * e.count)),
         *stream("permutation", n * h * (mine + copies), 1, 1),
         send("dispatch", "ep", "F", "all_to_all", routed, **again),
         send("gradient of the dispatch", "ep", "I", "all_to_all", routed),
@@ -124,7 +124,7 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
         send("gradient into experts", "etp", "I", "all_gather", etp * routed),
         send("combine", "ep", "F", "all_to_all", routed),
         send("gradient of the combine", "ep", "I", "all_to_all", routed),
-        *stream("results put together", n * h * (mine + copies), 1, 1, saved=kept, recomputed=("full",)),
+        *stream("results put together", n * h * (mine + copies), 1, 1, keeps=kept, recomputed=("full",)),
     ]
 
 
@@ -134,7 +134,7 @@ def _one_by_one(up, results, local) -> tuple[list[Op], list[Op]]:
     row of `local` experts' results gets its bias times the router's weight.
     """
     # In passes of half precision: clamped 2, put together 2; backward masks of a byte, chosen, put together.
-    again: dict = dict(recomputed=("per-op", "full", "modules"), saved_modules=0.0)
-    clamped = stream("clamp", 4.0 * up, 3, 15 / 8, saved=up, **again)
+    again: dict[str, Any] = dict(recomputed=("per-op", "full", "modules"))
+    clamped = stream("clamp", 4.0 * up, 3, 15 / 8, keeps=Kept(up, modules=0.0), **again)
     # Bias times weight 1, sum 3, put together 2; backward two products and their sums.
     return clamped, stream("biases of experts", 6.0 * results, 2 * local + 1, 1.0)

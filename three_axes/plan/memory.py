@@ -87,11 +87,10 @@ def kept(ops: list[Op], recompute: str) -> dict[str, float]:
     Selective recompute does not keep attention's scores; of 'modules' see `Layout`.
     """
     if recompute == "full":
-        return {"layer input": ops[0].saved}
+        return {"layer input": ops[0].keeps.nbytes}
     by_name: dict[str, float] = {}
     for op in ops:
-        modules = op.saved if op.saved_modules is None else op.saved_modules
-        stays = {"per-op": op.saved_per_op, "modules": modules}.get(recompute, op.saved)
+        stays = op.keeps.under(recompute)
         if np.any(stays) and not (recompute == "selective" and op.name == SCORES):
             by_name[op.name] = by_name.get(op.name, 0.0) + stays
     return by_name
@@ -104,7 +103,7 @@ def saved(made: OperationLists, recompute: str) -> list[tuple[float, float]]:
     pairs = []
     for ops in made.layers:
         stays = sum(kept(ops, recompute).values())
-        whole = sum(op.saved for op in ops) if recompute in AGAIN else 0.0
+        whole = sum(op.keeps.nbytes for op in ops) if recompute in AGAIN else 0.0
         pair = stays, whole - stays * (recompute == "modules")
         pairs.append(tuple(spread(size, made.which) for size in pair))
     return pairs

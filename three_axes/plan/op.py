@@ -21,16 +21,38 @@ from .shape import ModelShape
 RESULT = 3.3
 
 
+class Kept(NamedTuple):
+    """Bytes that an operation keeps for its backward: without recompute, with 'per-op', and with 'modules'
+    (None: as without).
+    """
+
+    nbytes: float = 0.0
+    per_op: float = 0.0
+    modules: float | None = None
+
+    def under(self, recompute: str):
+        """Bytes kept under a policy of recompute, for all but 'selective' and 'full': see `memory.kept`."""
+        modules = self.nbytes if self.modules is None else self.modules
+        return {"per-op": self.per_op, "modules": modules}.get(recompute, self.nbytes)
+
+
+class Sent(NamedTuple):
+    """So many calls of a collective along an axis. payload: bytes of the whole tensor of one call."""
+
+    collective: str
+    axis: str
+    calls: float
+    payload: float
+
+
 class Op(NamedTuple):
     """One operation. Numbers are for one microbatch on one rank, in phase S for a whole step; may be arrays.
 
-    part: the term of a step's seconds that it belongs to. flops. streamed: bytes through memory. kernels: the
-    number of kernels that the host launches. saved, saved_per_op, saved_modules: bytes kept for backward,
-    without recompute, with 'per-op' and with 'modules' (None: as without). recomputed: the recompute policies
-    under which it runs again. collective, axis, calls, payload: what it sends; payload is the whole tensor of
-    one call. block, under: the collective may run beside the products of this block in phase `under`, if the
-    framework hides `hides`. rate: the device's speed for its FLOPs; share: the share of that speed that it
-    reaches. memory: the GPU's, the host's, or the link between them. adapters: parameters for which it has
+    part: the term of a step's seconds to which it belongs. flops: computed at the device's speed `rate`, of
+    which it reaches `share`. streamed: bytes through `memory`, which is the GPU's, the host's, or the link
+    between them. kernels: how many the host launches. recomputed: the recompute policies under which it runs
+    again. block: the part of a layer to which a product belongs. A collective may run beside the products of
+    its block in phase `under`, if the framework hides `hides`. adapters: parameters for which it has
     gradients, if the rest is frozen.
     """
 
@@ -40,14 +62,9 @@ class Op(NamedTuple):
     flops: float = 0.0
     streamed: float = 0.0
     kernels: float = 1
-    saved: float = 0.0
-    saved_per_op: float = 0.0
-    saved_modules: float | None = None
+    keeps: Kept = Kept()
     recomputed: tuple[str, ...] = ("full",)
-    collective: str = ""
-    axis: str = ""
-    calls: float = 0
-    payload: float = 0.0
+    sends: Sent | None = None
     block: str = ""
     under: str = ""
     hides: str = ""
@@ -91,16 +108,16 @@ class LayerOnRank(NamedTuple):
         return x if self.job.precision == "bf16" else x * self.precision.bytes / 2
 
     def gathered(self, x):
-        """Bytes of x that are saved: of the whole, or of a part that is gathered again."""
+        """Bytes of x that are kept: of the whole, or of a part that is gathered again."""
         return self.narrow(x) / (self.parts if self.job.framework.sends.regathers else 1)
 
-    def product(self, name: str, rows, k, n, block: str = "", first=True, stays=0.0, **saved) -> list[Op]:
+    def product(self, name: str, rows, k, n, block: str = "", first=True, stays=0.0, **forward) -> list[Op]:
         """A product that may be narrow, and whose matrix may be frozen. first: whether it is the first one
-        with this input, which is narrowed once for all. stays: bytes among the saved ones that the gradient
-        of the matrix does not need.
+        with this input, which is narrowed once for all. stays: of the bytes that it keeps, those that the
+        gradient of the matrix does not need. forward: see `product`.
         """
         of = self.precision
-        lines = product(name, rows, k, n, block, bytes_=of.bytes, rate=of.rate, **saved)
+        lines = product(name, rows, k, n, block, bytes_=of.bytes, rate=of.rate, **forward)
         if of.name != "bf16":
             lines += self.casts(name, rows * k * first, rows * n)
         return self.trained(name, lines, k * n, stays) + self.adapters(name, rows, k, n, block)
@@ -114,7 +131,8 @@ class LayerOnRank(NamedTuple):
             return lines
         lines = [op for op in lines if op.phase != "W"]
         if not lora.adapts(name):
-            lines = [op._replace(saved=stays) if np.any(op.saved) else op for op in lines]
+            frozen = lambda op: op._replace(keeps=op.keeps._replace(nbytes=stays))
+            lines = [frozen(op) if np.any(op.keeps.nbytes) else op for op in lines]
         if not lora.four_bit or name == "head":
             return lines
         moved = (lora.weight_bytes + 2.0) * numbers
@@ -131,7 +149,7 @@ class LayerOnRank(NamedTuple):
         passes, kernels = (1.0, 0) if self.job.framework.runs.fused else (5.0, 2)
         # They do little more than read and write, tile by tile.
         down = product(f"adapter of {name}, down", rows, k, r, block, result=2.0)
-        up = product(f"adapter of {name}, up", rows, r, n, block, result=2.0, saved=number * rows * r)
+        up = product(f"adapter of {name}, up", rows, r, n, block, result=2.0, keeps=Kept(number * rows * r))
         mark = lambda ops, size: [op._replace(adapters=size * (op.phase == "W")) for op in ops]
         moved, summed = number * passes * rows, f"sum with adapter of {name}"
         sums = (
@@ -148,59 +166,60 @@ class LayerOnRank(NamedTuple):
 
 
 def product(
-    name: str, rows, k, n, block="", part="matrices", bytes_=2.0, rate="bf16", result=RESULT, **saved
+    name: str, rows, k, n, block="", part="matrices", bytes_=2.0, rate="bf16", result=RESULT, **forward
 ) -> list[Op]:
-    """(rows × k) · (k × n), forward and its two gradients, which are products of the same size. bytes_, rate:
-    of the two that are multiplied, and how fast; the result has half precision. result: see `RESULT`.
+    """(rows × k) · (k × n), forward and its two gradients, which are products of the same size. bytes_: of a
+    number of the two factors, which are multiplied at the speed `rate`; the result has half precision.
+    result: see `RESULT`. forward: what the forward product keeps, and when it is recomputed.
     """
     moved = _moved(rows * k, k * n, rows * n, bytes_, result)
-    return _three(name, part, 2.0 * rows * k * n, moved, saved, block=block, rate=rate)
+    return _three(name, part, 2.0 * rows * k * n, moved, forward, block=block, rate=rate)
 
 
-def grouped(name: str, rows, k, n, groups, kernels, bytes_=2.0, rate="bf16", **saved) -> list[Op]:
-    """One product with rows that are shared out to so many matrices, an expert's each. It is worked out in
-    tiles of 128 rows, and each group's last tile is half empty in the mean.
+def grouped(name: str, rows, k, n, groups, kernels, bytes_=2.0, rate="bf16", **forward) -> list[Op]:
+    """One product whose rows are distributed over so many matrices, one for each expert. It is computed in
+    tiles of 128 rows, and the last tile of each group is half empty in the mean.
     """
     flops = 2.0 * (rows + 64 * groups) * k * n
     moved = _moved(rows * k, groups * k * n, rows * n, bytes_, RESULT)
-    return _three(name, "experts", flops, moved, saved, kernels=kernels, rate=rate)
+    return _three(name, "experts", flops, moved, forward, kernels=kernels, rate=rate)
 
 
 def _moved(inputs, weights, outputs, bytes_, result) -> list:
-    """Bytes through memory of a product and of its two gradients, from how many numbers each of the three
-    has: two are read, `bytes_` each, and one is the result.
+    """Bytes through memory of a product and of its two gradients. The three matrices have so many numbers. In
+    each product two of them are read, `bytes_` for each number, and the third is the result.
     """
     whole = bytes_ * (inputs + weights + outputs)
     return [whole + (result - bytes_) * numbers for numbers in (outputs, inputs, weights)]
 
 
-def _three(name: str, part: str, flops, moved: list, saved: dict, **alike) -> list[Op]:
-    """A product and its two gradients. saved: what the forward one leaves for backward."""
+def _three(name: str, part: str, flops, moved: list, forward: dict, **alike) -> list[Op]:
+    """A product and its two gradients. forward: fields of the forward product alone."""
     return [
-        Op(name, part, phase, flops, streamed, **alike, **(saved if phase == "F" else {}))
+        Op(name, part, phase, flops, streamed, **alike, **(forward if phase == "F" else {}))
         for phase, streamed in zip("FIW", moved)
     ]
 
 
-def stream(name: str, nbytes, kernels, back=2.0, **saved) -> list[Op]:
+def stream(name: str, nbytes, kernels, back=2.0, **forward) -> list[Op]:
     """An operation that moves bytes and computes next to nothing; backward moves `back` times as many."""
-    saved = {"recomputed": ("per-op", "full") + ("modules",) * name.startswith("norm")} | saved
+    forward = {"recomputed": ("per-op", "full") + ("modules",) * name.startswith("norm")} | forward
     return [
-        Op(name, "elementwise", "F", 0.0, nbytes, kernels, **saved),
+        Op(name, "elementwise", "F", 0.0, nbytes, kernels, **forward),
         Op(name, "elementwise", "I", 0.0, back * nbytes, back * kernels),
     ]
 
 
-def norm(name: str, nbytes, eager: bool, keeps: int, **saved) -> list[Op]:
-    """A norm of so many bytes of half-precision numbers. Fused it moves 4 bytes a number forward. One by one,
-    in float32: to float32 6 bytes, square 8, mean 4, product 8, back 6, weight 4; and of each number it keeps
-    `keeps` bytes for backward, not 2.
+def norm(name: str, nbytes, eager: bool, norm_bytes: int, keeps: Kept) -> list[Op]:
+    """A norm of so many bytes of half-precision numbers. Fused it moves 4 bytes a number forward. Eager, its
+    operations run one by one in float32: to float32 6 bytes, square 8, mean 4, product 8, back 6, weight 4;
+    and for each number it keeps `norm_bytes`, not 2.
     """
     moved, kernels = (18.0, 6) if eager else (2.0, 1)
-    lines = stream(name, moved * nbytes, kernels, **saved)
-    if eager and keeps > 2:
-        more = (keeps / 2 - 1) * saved["saved"]
-        lines.append(Op(f"{name}, in float32", "elementwise", kernels=0, saved=more))
+    lines = stream(name, moved * nbytes, kernels, keeps=keeps)
+    if eager and norm_bytes > 2:
+        more = Kept((norm_bytes / 2 - 1) * keeps.nbytes)
+        lines.append(Op(f"{name}, in float32", "elementwise", kernels=0, keeps=more))
     return lines
 
 
@@ -217,8 +236,8 @@ def partial_sums(name: str, phase: str, layout: Layout, payload, times: tuple = 
 
 def sending(name: str, axis: str, phase: str, collective: str, calls, payload, **where) -> Op:
     """A collective along an axis."""
-    sent = dict(collective=collective, axis=axis, calls=calls, payload=payload)
-    return Op(name, NAMED[axis].part, phase, kernels=0, **sent, **where)
+    sends = Sent(collective, axis, calls, payload)
+    return Op(name, NAMED[axis].part, phase, kernels=0, sends=sends, **where)
 
 
 def summed(job: Job, layout: Layout, params, part: str = "elementwise") -> Op:

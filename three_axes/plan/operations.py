@@ -18,7 +18,7 @@ from .attention import attention
 from .feed_forward import feed_forward
 from .job import Job
 from .layout import Layout
-from .op import LayerOnRank, Op, norm, partial_sums, product, sending, stream, summed
+from .op import Kept, LayerOnRank, Op, norm, partial_sums, product, sending, stream, summed
 from .shape import ModelShape
 from .stages import layer_matrices
 
@@ -47,7 +47,8 @@ def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
     """One layer, one microbatch, on one GPU. kind: the kind of layer; by default the usual one."""
     at = LayerOnRank(job, layout, kind or job.model)
     model, holds, x, parts = at.model, job.framework.holds, at.x, at.parts
-    masks = 0 if model.bare else at.tokens * model.hidden / parts  # a byte a number: biases use dropout
+    # A byte a number: models with biases use dropout.
+    masks = Kept(0 if model.bare else at.tokens * model.hidden / parts)
     eager = model.bare and not job.framework.runs.fused  # PyTorch's own LayerNorm, GELU and dropout are fused
 
     # Fused: a residual sum moves 4 bytes a number, dropout 3. One by one a sum 6.
@@ -55,12 +56,12 @@ def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
     normed, add = x / parts * (model.norms / 2), add * x / parts
     last = ("full",) if job.framework.sends.whole_recompute else ()
     ops = [
-        *norm("norm 1", normed, eager, holds.norm_bytes, saved=x / parts, saved_per_op=x / parts),
+        *norm("norm 1", normed, eager, holds.norm_bytes, Kept(x / parts, per_op=x / parts)),
         *attention(at, eager),
-        *stream("residual 1", add, add_kernels, saved=masks),
-        *norm("norm 2", normed, eager, holds.norm_bytes, saved=x / parts),
+        *stream("residual 1", add, add_kernels, keeps=masks),
+        *norm("norm 2", normed, eager, holds.norm_bytes, Kept(x / parts)),
         *feed_forward(at, eager, last),
-        *stream("residual 2", add, add_kernels, saved=masks),
+        *stream("residual 2", add, add_kernels, keeps=masks),
     ]
     trained = sum(op.adapters for op in ops) if job.lora else layer_matrices(model, layout)
     return [*ops, summed(job, layout, trained)]

@@ -46,10 +46,10 @@ def calls(job: Job, layout: Layout, stage: int = 0) -> list[Calls]:
     """The collectives of a step on a rank of a pipeline stage, by name and axis."""
     totals: dict[tuple[str, str], list[float]] = {}
     for times, op in _step(job, layout, stage):
-        if op.collective and times * op.calls > 0 and layout.members(op.axis) > 1:
-            total = totals.setdefault((op.collective, op.axis), [0.0, 0.0])
-            total[0] += times * op.calls
-            total[1] += times * op.calls * op.payload
+        if (its := op.sends) and times * its.calls > 0 and layout.members(its.axis) > 1:
+            total = totals.setdefault((its.collective, its.axis), [0.0, 0.0])
+            total[0] += times * its.calls
+            total[1] += times * its.calls * its.payload
     return [Calls(op, axis, round(n), size) for (op, axis), (n, size) in sorted(totals.items())]
 
 
