@@ -3,10 +3,9 @@
 `make planner-tables PUBLISHED=FOLDER` runs this script. It writes data/planner_errors.json, and prints the
 tables of docs/planner.md.
 
-FOLDER holds the published tables, gathered by hand into CSV files. Each file name below is a file of FOLDER.
-A set whose file is missing is left out. Nothing is fitted to these runs. The docstring of each set has what
-its table does not print. If recompute is not printed, the least that fits is assumed: a part of the layers if
-that is enough.
+FOLDER holds the published tables as CSV files, which were typed by hand; a set whose file is missing is left
+out. Nothing is fitted to these runs. The docstring of each set says what its table does not print, and what
+is assumed instead. Where recompute is not printed, it is the least with which the run fits.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ from three_axes.plan.validation import chunked, errors_of, fastest, row_of
 MEGATRON = FRAMEWORKS["megatron-lm"]
 BRIDGE = FRAMEWORKS["megatron-bridge"]  # NVIDIA's recipes: NeMo's and those of MLPerf are such too
 OVERLAPPED = BRIDGE.but(hides=(*BRIDGE.hides, "dispatch"))
-# Automodel's recipes of these runs: Transformer Engine's layers and attention under FSDP2, a loss of
-# PyTorch's own operations, no sequence parallelism, LoRA of rank 16 on all linear layers.
+# Automodel's recipes use Transformer Engine's layers and attention under FSDP2, a loss of PyTorch's own
+# operations, no sequence parallelism, and LoRA of rank 16 on all linear layers.
 AUTOMODEL = FRAMEWORKS["torchtitan"].but(fused=True, attention="cudnn")
 H100 = CLUSTERS["dgx-h100"]
 TITAN = replace(H100, device=DEVICES["h100-96gb"])
-# That machine as the same publisher measured it (configs/system/b200_bf16_ceperm.json): products reach 0.488
-# of 2,250 TFLOP/s, attention 0.35; gathers and scatters 0.673 of 900 GB/s, with 8.6
-# µs for each hop and 24 for the call; all-to-alls 0.597. The planner takes its own share of a speed, which is
-# divided out. The publisher's scripts (simu_tools/megatron_scripts) hide neither gradients nor weights, and
-# share sequences by all-to-alls (docs/b200).
+# The node of SimuMax' runs, as its authors measured it (configs/system/b200_bf16_ceperm.json): products
+# reach 0.488 of 2,250 TFLOP/s, attention 0.35; gathers and scatters 0.673 of 900 GB/s, with 8.6 µs for each
+# hop and 24 for the call; all-to-alls 0.597. The planner multiplies a link's speed by the share that it
+# reaches, so the measured speed is divided by it. SimuMax' scripts (simu_tools/megatron_scripts) hide neither
+# gradients nor weights, and split sequences by all-to-alls (docs/b200).
 _B200, _C = CLUSTERS["dgx-b200"], constants()
 SIMUMAX = replace(
     _B200,
@@ -120,8 +119,8 @@ def _int(text: str, otherwise: int = 1) -> int:
 
 
 def seconds(job: Job, layout: Layout, gpus: int) -> tuple[float, float]:
-    """(seconds of a step, share of the layers that are computed twice). As few layers are recomputed as fit.
-    A model with experts or latent attention recomputes modules before whole layers.
+    """(seconds of a step, share of the layers that are computed twice): as few as fit. With experts or latent
+    attention, modules are recomputed before whole layers.
     """
     job.check(layout, gpus)
     layers, room = int(layers_on_rank(job.model, layout, min(1, layout.pp - 1))), job.cluster.device.memory
@@ -133,12 +132,14 @@ def seconds(job: Job, layout: Layout, gpus: int) -> tuple[float, float]:
     return validation.seconds(job, one), (one.recompute == "modules") or one.recomputed / layers
 
 
-def _travel(release: str, name: str, system: str, v: int) -> Framework:
-    """As the recipes of the same repository say (scripts/performance/configs, src/megatron/bridge/
-    perf_recipes), for each model and system, in its versions: plain all-to-alls on Blackwell in the releases
-    of 2025; under another microbatch's layers, where a pipeline has chunks, for DeepSeek-V3 on H100 and B200,
-    and on Blackwell for both models from 26.06 on. Then steps became CUDA graphs, the experts' kernels one,
-    and DeepSeek-V3's attention narrow.
+def _of_recipe(release: str, name: str, system: str, v: int) -> Framework:
+    """Megatron Bridge as its recipes configure it for a model with experts, a system and a release
+    (scripts/performance/configs, src/megatron/bridge/perf_recipes).
+
+    Tokens are sent to a node once, except on Blackwell in the releases of 2025. From 26.06 on, except on
+    H100, steps are CUDA graphs, experts' kernels are fused, DeepSeek-V3's attention is narrow, and
+    all-to-alls run under another microbatch's layers. DeepSeek-V3's do so in all releases on H100 and B200,
+    and never without chunks.
     """
     graphs, deepseek = "H100" not in system and release >= GRAPHS, name == "DeepSeekV3"
     apart = deepseek and v == 1 or not graphs and (not deepseek or system in SYSTEMS)
@@ -170,7 +171,7 @@ def _bridge(folder: Path, experts: bool) -> Iterator[tuple[str, Job, Layout, flo
         zero = 1 if _first(r["fsdp"] or "0") in ("0", "") else 3
         sizes = dict(dp=n // (t * p * cp), tp=t, pp=p, cp=cp, ep=_int(r["ep"]) if model.experts else 1)
         layout = Layout(**sizes, microbatch=b, zero=zero, **chunked(v))
-        framework = _travel(r["release"], name, system, v) if experts else BRIDGE
+        framework = _of_recipe(r["release"], name, system, v) if experts else BRIDGE
         if precision == "nvfp4":  # its recipes do not cut TP's products in pieces
             framework = framework.but(hides=MEGATRON.hides)
         job = Job(model, cluster, batch, s, framework, precision)
@@ -178,9 +179,9 @@ def _bridge(folder: Path, experts: bool) -> Iterator[tuple[str, Job, Layout, flo
 
 
 def bridge(folder: Path, experts: bool) -> Iterator[Run]:
-    """Megatron Bridge's own runs. Not printed: recompute, and how tokens travel; see `_travel`. FSDP of the
-    70B on Blackwell puts activations of 5 to 40 layers on the host (cpu_offloading_num_layers), and
-    recomputes none.
+    """Megatron Bridge's own runs. Not printed: recompute, and how tokens are sent; see `_of_recipe`. Under
+    FSDP on Blackwell the 70B keeps activations of 5 to 40 layers on the host (cpu_offloading_num_layers), and
+    recomputes nothing.
     """
     for _, job, layout, printed in _bridge(folder, experts):
         guess, recomputed = seconds(job, layout, layout.ranks)
@@ -190,7 +191,7 @@ def bridge(folder: Path, experts: bool) -> Iterator[Run]:
 
 
 def nemo(folder: Path) -> Iterator[Run]:
-    """NeMo 24.07 on H100 in FP8, pre-training and fine-tuning. Chunks that are not printed: the fastest."""
+    """NeMo 24.07 on H100 in FP8, pre-training and fine-tuning. Where chunks are not printed, the fastest."""
     for r in rows_of(folder / "nemo_2407_h100_fp8.csv"):
         if r["task"] == "LoRA":
             continue
@@ -217,8 +218,8 @@ MLPERF_MODELS = {"gpt3": "gpt3-175b", "llama31_405b": "llama-3-405b", "llama31_8
 
 
 def mlperf(folder: Path, benchmark: str) -> Iterator[Run]:
-    """Audited logs of MLPerf Training: those with one possible layout and one precision. Chunks that are not
-    printed (gpt3, v3.1): the six of v4.1. "cg": steps are CUDA graphs.
+    """Audited logs of MLPerf Training, of runs with one possible layout and one precision. Where chunks are
+    not printed (gpt3, v3.1), they are the six of v4.1. "cg": steps are CUDA graphs.
     """
     for r in rows_of(folder / MLPERF_RUNS):
         precision, _, graphs = r["precision_in_config_names"].partition("+")
@@ -250,7 +251,7 @@ def weak_scaling(folder: Path) -> Iterator[Run]:
 
 
 def torchtitan(folder: Path) -> Iterator[Run]:
-    """In bfloat16: layers are fused where they are compiled, async TP hides the sums of input gradients."""
+    """Runs in bfloat16. Compiled layers are fused; async TP hides the sums of input gradients."""
     for r in rows_of(folder / "torchtitan_benchmarks.csv"):
         if r["precision"] != "bf16":
             continue
@@ -316,7 +317,7 @@ SETS = {
 
 
 def alike(runs: list[Run]) -> Iterator[tuple[Job, tuple[Run, Run]]]:
-    """The pairs of runs of one job on as many GPUs, each with the job."""
+    """(job, pair of its runs on the same number of GPUs), for runs of different layouts."""
     same: dict[tuple, list[Run]] = {}
     for run in runs:
         job = run.job
@@ -324,13 +325,13 @@ def alike(runs: list[Run]) -> Iterator[tuple[Job, tuple[Run, Run]]]:
         work = job.model, job.cluster.name, job.precision, job.lora, *sizes
         same.setdefault(work, []).append(run)
     for a, b in (pair for one in same.values() for pair in itertools.combinations(one, 2)):
-        # Two layouts, not one that was measured twice: what is predicted differs.
+        # The same prediction is the same layout, measured twice.
         if abs(a.seconds / b.seconds - 1) > 0.005:
             yield a.job, (a, b)
 
 
 def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
-    """What `certainty` asks for, of one set: logarithms of measured over predicted, for each kind of run."""
+    """The records of one set that `certainty` reads: the errors of each kind of run."""
     found: dict[tuple, list[Run]] = {}
     for run in runs:
         kind = run.job.cluster.device.generation, bool(run.job.model.experts)
@@ -354,9 +355,9 @@ def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
 
 
 def left_out(sets: list[dict]) -> list[list[str]]:
-    """Of each kind that has an interval, and of experts' two: how many of its runs lie where those of its
-    other sources do, from the 10th to the 90th percentile, and in the interval that these sources give; of
-    how many sources eight of ten runs do.
+    """A row for each kind with two sources or more. Each source is left out in turn. Columns: the runs; the
+    share of them between the 10th and the 90th percentile of the other sources' runs, and the number of
+    sources with eight of ten runs there; the same two figures for the interval from the other sources.
     """
     rows = []
     for generation, experts in dict.fromkeys((one["generation"], one["experts"]) for one in sets):
@@ -384,7 +385,7 @@ def left_out(sets: list[dict]) -> list[list[str]]:
 
 
 def ties(name: str, runs: list[Run]) -> list[list[str]]:
-    """Of the pairs of `kinds` that the planner calls a tie: how many measured less than that apart."""
+    """Of the pairs of layouts that the planner calls a tie: the share whose measured seconds are one too."""
     rows = []
     for experts in (False, True):
         apart = certainty.interval("Hopper", experts, certainty.published()).apart

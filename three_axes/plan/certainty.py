@@ -1,13 +1,14 @@
-"""How sure the planner is of a job of an unknown source: of 8 of 10 sources 8 of 10 runs lie in its interval.
+"""How sure a prediction is: an interval around it that holds 8 of 10 runs, for 8 of 10 sources of runs.
 
-data/planner_errors.json has the natural logarithm of measured over predicted for each published run: of its
-seconds, of its memory, and of the ratio of two layouts of one job, whose errors are alike and partly go out.
-Nothing was fitted to these runs, but what `cost` names; `make planner-tables` writes the file. A kind is
-dense or experts on a generation of GPUs.
+A *source* is whoever published a set of runs. A *kind* of run is dense or experts, on a generation of GPUs.
+An *error* is the natural logarithm of measured over predicted. data/planner_errors.json, which `make
+planner-tables` writes, has the errors of each published run: of its seconds, of its memory, and of the ratio
+of two layouts of one job. The error of a ratio is smaller, because the errors of two layouts are alike.
+Nothing was fitted to these runs, except what `cost` names.
 
-A source has a bias of its own: its runs are all slower than predicted, or all faster. The sets of that file
-were at hand while the planner was written, so they show too little of it. `ELSEWHERE` has what was found on
-runs that were not. With runs of the reader's own source its bias is taken out: see `sure`.
+Each source has a bias: its runs are all slower than predicted, or all faster. The runs of that file were at
+hand while the planner was written, so they show too little bias. `ELSEWHERE` has percentiles of runs that
+were not at hand. Runs of the reader's own source show its bias, which `sure` then takes out.
 """
 
 from __future__ import annotations
@@ -23,71 +24,65 @@ from ..files import find
 from ..table import Table
 from .job import Job
 
-INSIDE = 0.8  # of the runs
-ENOUGH = 10  # runs of a kind, and as many pairs
-# A kind with fewer sources at hand gets no interval: without one of them a single source or none would be
-# left, and from that nobody sees how far sources lie apart.
+INSIDE = 0.8  # share of the runs in an interval
+ENOUGH = 10  # with fewer runs of a kind, their own percentiles are not used
+# With fewer sources a kind has no interval: an interval is tested on a source that is left out, and one
+# remaining source does not show how far sources differ.
 SOURCES = 3
-# (generation, experts) of each kind with `SOURCES` sources at hand -> 10th and 90th percentile of measured
-# over predicted in 3,568 published runs of 38 sets that were not at hand, scored in November 2026 against
-# these very predictions. Blackwell's dense runs begin at 0.67, or at 0.84 where each set counts alike: their
-# geometric mean is taken.
+# Kind, as (generation, experts) -> 10th and 90th percentile of measured over predicted, for the kinds with
+# `SOURCES` sources. From 3,568 published runs of 38 sets that were not at hand, compared in November 2026
+# with the planner as it is here. Blackwell's 10th percentile is 0.67, or 0.84 if each set has the same
+# weight; 0.75 is their geometric mean.
 ELSEWHERE = {
     ("A100", False): (0.97, 1.47),
     ("Hopper", False): (0.92, 1.26),
     ("Blackwell", False): (0.75, 1.17),
 }
-# Standard deviations of the logarithm in the same runs: within a source, and of the sources' biases.
+# Standard deviations of the errors of the same runs: within a source, and of the sources' biases.
 WITHIN, BETWEEN = 0.125, 0.13
-# A source's own runs count as so many against the planner's word: that keeps a source that is as the planner
-# says from being made worse by one odd run. Where they scatter by more than `WITHIN`, they count for less.
+# Of the mean error of n runs of the reader's own, n / (n + AGAINST) is taken out, and less if they scatter by
+# more than `WITHIN`. So one odd run does not spoil a prediction that was right.
 AGAINST = 1.5
-NORMAL = 1.2816  # standard deviations to either side have `INSIDE` of a normal distribution
-BELOW = 0.8416  # and so many have `INSIDE` of it below them
-# Percentiles of all runs are too narrow for sources: the runs of a source are off together. An interval
-# reaches from its middle at least so far, in logarithms, that `INSIDE` of all sources have `INSIDE` of their
-# runs in it: as far as the bias that `INSIDE` of them do not exceed, and from there as far as their spread.
+NORMAL = 1.2816  # so many standard deviations to either side hold `INSIDE` of a normal distribution
+BELOW = 0.8416  # and `INSIDE` of it lies below so many
+# The least width of an interval to either side of its middle, in logarithms. Percentiles of all runs are too
+# narrow, because the runs of a source err together. `INSIDE` of the sources have a bias of at most NORMAL ·
+# BETWEEN, and `INSIDE` of a source's runs lie at most BELOW · WITHIN beyond its bias.
 HALF = NORMAL * BETWEEN + BELOW * WITHIN
-# Bytes of a source that was not at hand: 8 of 10 of 196 runs of the Ultra-Scale Playbook (2025) held no more
-# than so many times what was predicted, nor less than that share, by a record of nanotron that the planner
-# had until November 2026.
+# Bytes: of 196 runs of the Ultra-Scale Playbook (2025), which were not at hand, 8 of 10 held between 1/1.13
+# and 1.13 times what was predicted. The planner then had a record for their framework, nanotron.
 HELD = 1.13
 
 
 class Sure(NamedTuple):
-    """low, high: times what is predicted, of seconds; None where the kind has no interval. held: times or
-    divided by, of bytes. apart: how much longer one layout must be predicted to take than another of the same
-    job, as a share, to be slower; below it is a tie. runs: how many published runs of the kind are at hand.
-    of: which, in words. measured: how many runs of the reader's own source there are; factor: what they make
-    of the predicted seconds.
-    """
+    """How far measured and predicted figures of a kind of run lie apart."""
 
-    low: float | None
-    high: float | None
-    held: float
-    apart: float
-    runs: int
-    of: str
-    measured: int = 0
-    factor: float = 1.0
+    low: float | None  # the interval begins at so many times the predicted seconds; None: there is none
+    high: float | None  # and ends at so many times
+    held: float  # the interval of the bytes: divided by this, and times this
+    apart: float  # two layouts of a job whose predicted seconds differ by a smaller share than this are a tie
+    runs: int  # published runs of the kind
+    of: str  # the kind, in words
+    measured: int = 0  # runs of the reader's own source
+    factor: float = 1.0  # by which these correct the predicted seconds
 
 
 @cache
 def published() -> list[dict]:
-    """The sets: of each its name, the GPUs' generation, whether the models have experts, and the errors."""
+    """A record for each set and kind: their names, and the errors. See `tests/plan/published.py`, `kinds`."""
     return json.loads(find("data/planner_errors.json").read_text(encoding="utf-8"))
 
 
 def source(name: str) -> str:
-    """Who published a set: of 'Narayanan 2021, T1 (fitted)' 'Narayanan 2021'. NVIDIA's are one."""
+    """The source of a set: 'Narayanan 2021, T1 (fitted)' -> 'Narayanan 2021'. NVIDIA's are one source."""
     first = name.partition(",")[0]
     return "NVIDIA" if first in ("Megatron Bridge", "NeMo 24.07", "Automodel", "Megatron-Core") else first
 
 
 def sure(job: Job) -> Sure:
-    """How sure a prediction for this job is. Where the job has runs of its own source (`Job.measured`), their
-    mean error is taken out, shrunk towards none: of n runs n/(n + 1), since a source's bias is as large as
-    the spread within it. What is left is √(1 + 1/n) times that spread, and never more than without them.
+    """How sure a prediction for this job is. If the job has runs of its own source (`Job.measured`), most of
+    their mean error is taken out: see `AGAINST`. The interval of a further run of this source is then √(1 +
+    1/n) times as wide as the spread within a source, and never wider than without these runs.
     """
     given = _of_kind(job.cluster.device.generation, bool(job.model.experts))
     return narrowed(given, job.measured)
@@ -99,7 +94,7 @@ def _of_kind(generation: str, experts: bool) -> Sure:
 
 
 def narrowed(given: Sure, measured: tuple[float, ...]) -> Sure:
-    """With so many logarithms of measured over predicted of one source."""
+    """The same, after runs of one source with these errors."""
     if not (n := len(measured)):
         return given
     mean = sum(measured) / n
@@ -117,8 +112,8 @@ def narrowed(given: Sure, measured: tuple[float, ...]) -> Sure:
 
 
 def interval(generation: str, experts: bool, sets: list[dict]) -> Sure:
-    """The interval of a kind of run: as wide as these sets need, and as `ELSEWHERE` says. A kind that is not
-    there has none.
+    """The interval of a kind of run. It holds the percentiles of `ELSEWHERE` and of these sets. A kind that
+    `ELSEWHERE` omits has no interval.
     """
     kind = lambda **is_: [one for one in sets if all(one[name] == value for name, value in is_.items())]
     called = "models with experts" if experts else "dense models"
@@ -142,8 +137,8 @@ def widened(low: float, high: float) -> tuple[float, float]:
 
 
 def inside(one: dict, given: Sure | None = None) -> int:
-    """How many runs of a set lie in an interval: without one, in that which all other sets give. Raises
-    ValueError for a kind that has none.
+    """How many runs of a set lie in the given interval; by default in the interval from all other sets.
+    Raises ValueError for a kind that has none.
     """
     given = given or _of_others(one)
     if given.low is None or given.high is None:
@@ -157,8 +152,9 @@ def _of_others(one: dict) -> Sure:
 
 
 def with_measured(one: dict, n: int, tries: int = 100) -> tuple[float, float, float]:
-    """(median error without, with n measured runs of the set; share of the others inside the interval then),
-    in the mean over n runs of it drawn at random. The share is NaN for a kind that has no interval.
+    """(median error of a set's runs; that of the others after n of them were measured; the share of the
+    others in the interval then). The last two are means over `tries` random draws of the n runs. The share is
+    NaN for a kind that has no interval.
     """
     random, errors, given = np.random.default_rng(0), np.array(one["seconds"]), _of_others(one)
     off, covered = [], []
@@ -173,8 +169,8 @@ def with_measured(one: dict, n: int, tries: int = 100) -> tuple[float, float, fl
 
 
 def table() -> Table:
-    """Each set: the error of our seconds, of the best constant share of peak and of the best other tool, how
-    many runs lie in the interval that the other sets give, and the error of our bytes.
+    """For each set: the error of our seconds, of the best constant share of peak, and of the best other tool;
+    the share of runs in the interval from the other sets; the error of our bytes.
     """
     rows, names = [], dict.fromkeys(one["set"] for one in published())
     for name in names:
@@ -203,7 +199,7 @@ def _percentiles(sets: list[dict]) -> tuple[float, float]:
 
 
 def _quantile(numbers: list[float], share: float) -> float:
-    """As NumPy's, which loads its masked arrays for it."""
+    """The same as `numpy.quantile`, which loads NumPy's masked arrays."""
     ordered = sorted(numbers)
     below, part = divmod(share * (len(ordered) - 1), 1)
     after = ordered[min(int(below) + 1, len(ordered) - 1)]
@@ -211,5 +207,5 @@ def _quantile(numbers: list[float], share: float) -> float:
 
 
 def _spread(errors: list[float]) -> float:
-    """The size that `INSIDE` of the errors do not exceed, to either side."""
+    """The absolute error that `INSIDE` of the errors do not exceed."""
     return _quantile([abs(error) for error in errors], INSIDE)

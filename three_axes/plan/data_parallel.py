@@ -90,9 +90,8 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
     whole = (z == 0) | (sends.reduces_whole & (z < 3))
     updated, sharded = (z == 1) | (z == 2), z == 3
     of_layer, of_rest = np.where(piped, 1, 2 * m), np.where(piped, 1, m)  # gathers
-    # Copies into and out of the communication buffers: each gather reads and writes a weight (2 bytes each),
-    # each
-    # reduction a gradient is read (2) and written (g).
+    # Bytes of copies into and out of communication buffers: a gather reads and writes a weight, 2 each; a
+    # reduction reads a gradient, 2, and writes it, g.
     weight = job.lora.weight_bytes if job.lora else 2
     copies = sharded * (held * of_layer * 2 * weight + mine * reduced * (2 + g))
     if holds.weight_bytes == 4 and not frozen:

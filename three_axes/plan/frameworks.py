@@ -29,11 +29,11 @@ CONTEXT = ("ring", "gather", "heads")
 
 class Reached(NamedTuple):
     """The share of the achievable FLOP/s that a fused attention with causal mask reaches, forward and
-    backward, by itself.
+    backward together.
 
-    share: in long sequences, with heads of 128 numbers. half: tokens of a sequence that reaches half of that:
-    one of n tokens reaches n / (n + half). measured: where the kernel was measured by length, in place of
-    both: (tokens, TFLOP/s with heads of 128, with heads of 64), of `PRODUCTS`.
+    share: with heads of 128 numbers, in a long sequence; a sequence of n tokens reaches n / (n + half) of it.
+    measured: for a kernel that was measured at several lengths, in place of `share`: (tokens, TFLOP/s with
+    heads of 128, TFLOP/s with heads of 64), on a device whose products reach `PRODUCTS`.
     """
 
     share: float
@@ -41,10 +41,10 @@ class Reached(NamedTuple):
     measured: tuple[tuple[int, float, float], ...] = ()
 
     def at(self, tokens, size: int):
-        """The share for so many tokens and heads of so many numbers. Between measured lengths it is read off
-        a straight line over the logarithm of the length, below the first one as n / (n + half). Heads below
-        128 numbers do fewer FLOPs for each exponential: where nobody measured, one of 64 reaches 0.8 (Shah et
-        al. 2024, figures 5 and 6).
+        """The share for so many tokens and heads of `size` numbers. Between measured lengths it is a straight
+        line over the logarithm of the length; below the first length it is n / (n + half) of a long
+        sequence's. Smaller heads do fewer FLOPs for each exponential: where nobody measured, heads of 64
+        reach 0.8 of what heads of 128 reach (Shah et al. 2024, figures 5 and 6).
         """
         size = min(128, size)
         narrow = size / (size + 43) * (128 + 43) / 128
@@ -58,17 +58,17 @@ class Reached(NamedTuple):
         return of_size * 1e12 / PRODUCTS * short(np.minimum(tokens, lengths[0])) / short(lengths[0])
 
 
-NARROW = 64 / (64 + 43) * (128 + 43) / 128  # what heads of 64 reach of those of 128, where nobody measured
-# What products reach on the H100 whose attention was measured, as `cost` takes it.
-PRODUCTS = 0.935 * 720e12  # gemm_efficiency of its achievable FLOP/s
-# By kernel and generation of GPUs, the first one for those that nobody measured. flash: FlashAttention-2, on
-# an A100 0.63 to 0.73 of 312 TFLOP/s (Dao 2023, section 4.1), on a GB200 as cuDNN's benchmarks have
-# PyTorch's. cudnn: on a GB200 cuDNN's own (cudnn-frontend, benchmark/sdpa_benchmark_training, 2025); on an
-# A100 Transformer Engine takes FlashAttention-2, which is faster there. On an H100 both were measured
-# (November 2026, PyTorch 2.11's scaled_dot_product_attention, forward and backward, causal). PyTorch itself
-# takes cuDNN's before FlashAttention-2 on Hopper and Blackwell where cuDNN is newer than 9.15.0, as wheels
-# for CUDA 13 have it (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention, at
-# 001f694); wheels for CUDA 12 take FlashAttention-2.
+NARROW = 64 / (64 + 43) * (128 + 43) / 128  # speed of heads of 64 over heads of 128, where nobody measured
+# FLOP/s of products on the H100 on which attention was measured: `cost`'s gemm_efficiency times achievable.
+PRODUCTS = 0.935 * 720e12
+# Kernel -> generation of GPUs -> what it reaches. A generation that nobody measured takes the first entry.
+# flash is FlashAttention-2: on an A100 0.63 to 0.73 of 312 TFLOP/s (Dao 2023, section 4.1), on a GB200
+# PyTorch's in cuDNN's benchmarks (cudnn-frontend, benchmark/sdpa_benchmark_training, 2025). cudnn is cuDNN's:
+# on a GB200 from the same benchmarks; on an A100 the same as flash, which is faster there, so that
+# Transformer Engine takes it. On an H100 both were measured (November 2026, PyTorch 2.11's
+# scaled_dot_product_attention, forward and backward, causal). PyTorch itself prefers cuDNN's on Hopper and
+# Blackwell if cuDNN is newer than 9.15.0, as in wheels for CUDA 13; wheels for CUDA 12 take FlashAttention-2
+# (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention, at 001f694).
 FLASH_H100 = ((2048, 191, 182), (4096, 235, 221), (8192, 283, 251), (16384, 301, 264), (32768, 325, 289))
 CUDNN_H100 = (
     (1024, 204, 180),

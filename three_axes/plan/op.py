@@ -15,9 +15,9 @@ from .job import PRECISIONS, Job, Precision
 from .layout import Layout
 from .shape import ModelShape
 
-# Bytes for each number of a product's result: 2 to write it, and more because nothing is multiplied while a
-# tile of it begins and ends. From the products of 512 to 16,384 numbers that DeepGEMM's README (2025) prints
-# for an H800; `tests/plan/test_precision.py` has them.
+# Bytes for each number of a product's result: 2 to write it, and 1.3 for the time at the start and end of
+# each tile, in which nothing is multiplied. From products of 512 to 16,384 numbers in DeepGEMM's README
+# (2025), on an H800; `tests/plan/test_precision.py` has them.
 RESULT = 3.3
 
 
@@ -104,7 +104,7 @@ class LayerOnRank(NamedTuple):
         return PRECISIONS[self.job.precision]
 
     def narrow(self, x):
-        """Bytes of a matrix's input, x in half precision, in the type in which it is kept and gathered."""
+        """Bytes of a matrix's input as it is kept and gathered; in half precision it has x bytes."""
         return x if self.job.precision == "bf16" else x * self.precision.bytes / 2
 
     def gathered(self, x):
@@ -123,9 +123,9 @@ class LayerOnRank(NamedTuple):
         return self.trained(name, lines, k * n, stays) + self.adapters(name, rows, k, n, block)
 
     def trained(self, name: str, lines: list[Op], numbers, stays=0.0) -> list[Op]:
-        """The operations of a product whose matrix has so many numbers. If the matrix is frozen it has no
-        gradient, and its input is kept only for an adapter; four bits are expanded to two bytes for each
-        product.
+        """The operations of a product whose matrix has so many numbers. A frozen matrix has no gradient, and
+        its input is kept only for an adapter. A matrix in four bits is expanded to two bytes a number before
+        each product.
         """
         if not (lora := self.job.lora):
             return lines
@@ -139,9 +139,9 @@ class LayerOnRank(NamedTuple):
         return [*lines, *(Op(f"dequantise for {name}", "casts", phase, streamed=moved) for phase in "FI")]
 
     def adapters(self, name: str, rows, k, n, block: str) -> list[Op]:
-        """Beside a frozen matrix (k × n) one of k × r and one of r × n, whose result is added to the
-        product's: by the second one itself, or in two passes that scale and add. Split as the matrix is, they
-        send nothing of their own.
+        """The two products of an adapter, k × r and r × n, beside a frozen matrix k × n. Their result is
+        added to the matrix's by the second product itself, or by two kernels, which scale and add. The
+        adapter is split as its matrix is, and sends nothing of its own.
         """
         if not (lora := self.job.lora) or not lora.adapts(name):
             return []
@@ -224,8 +224,8 @@ def norm(name: str, nbytes, eager: bool, norm_bytes: int, keeps: Kept) -> list[O
 
 
 def partial_sums(name: str, phase: str, layout: Layout, payload, times: tuple = (1, 1), **where) -> list[Op]:
-    """The sum of what each tensor-parallel rank has a part of: scattered with sequence parallelism, whole on
-    all of them without. times: calls in the one case, and in the other.
+    """The sum over the partial results of the tensor-parallel ranks. With sequence parallelism each rank
+    gets a part of it, without it the whole. times: the number of calls with, and without.
     """
     split, (scattered, whole) = layout.sequence_parallel * 1, times
     return [
@@ -241,8 +241,8 @@ def sending(name: str, axis: str, phase: str, collective: str, calls, payload, *
 
 
 def summed(job: Job, layout: Layout, params, part: str = "elementwise") -> Op:
-    """Gradients added to those of the microbatches before, where they are kept and not reduced at once: read,
-    and the sum read and written. A fused product of the weight gradient adds to the sum by itself.
+    """Gradients are added to the sum over earlier microbatches, unless each microbatch's are reduced at once:
+    a gradient is read, and the sum is read and written. A fused product adds its result to the sum itself.
     """
     adds = (np.asarray(layout.zero) < 2) | (not job.framework.sends.reduces_each)
     moved = (2 + 2 * job.framework.holds.gradient_bytes) * (not job.framework.runs.fused_sums)
@@ -250,17 +250,18 @@ def summed(job: Job, layout: Layout, params, part: str = "elementwise") -> Op:
 
 
 def enter(at: LayerOnRank, x, block: str, products: int) -> list[Op]:
-    """The way into a pair of split matrices: nothing or a gather, of x bytes in half precision, and backward
-    the sum of the input's gradient. `products`: how many matrices begin there.
+    """What is sent before a pair of split matrices. Forward it is a gather of the input (x bytes in half
+    precision) with sequence parallelism, else nothing; backward, the sum of the input's gradient. products:
+    how many matrices have this input.
 
-    A gather may come in pieces, each multiplied while the next is on its way (Transformer Engine's
+    The gather may be cut in pieces: one is multiplied while the next is sent (Transformer Engine's
     userbuffers, PyTorch's async TP).
     """
     job, layout, narrow = at.job, at.layout, at.narrow(x)
     split = layout.sequence_parallel * 1
     sums = 1 if job.framework.sends.merged else products
     wanted = not job.lora or job.lora.adapts(block)  # the gradient of its weights, or of adapters
-    # Kept in parts, a matrix's input is gathered once more for the gradient of its weights.
+    # An input that is kept in parts is gathered once more for the gradient of the weights.
     again, name = split * job.framework.sends.regathers * wanted, f"gather for {block}"
     beside = dict(block=block, hides="input gradients")
     pieces = dict(block=block, under="F", hides="tensor parallel")
@@ -272,8 +273,8 @@ def enter(at: LayerOnRank, x, block: str, products: int) -> list[Op]:
 
 
 def leave(layout: Layout, x, block: str, recomputed: tuple[str, ...]) -> list[Op]:
-    """The way out: the ranks' partial sums become one, whole or in parts; backward a gather or nothing. With
-    sequence parallelism both may come in pieces.
+    """What is sent after a pair of split matrices. Forward the ranks' partial results are summed, whole or in
+    parts; backward a gather or nothing. With sequence parallelism both may be cut in pieces.
     """
     pieces: dict[str, Any] = dict(block=f"{block}'s output", hides="tensor parallel")
     scattered, whole = partial_sums(f"sum of {block}", "F", layout, x, recomputed=recomputed)

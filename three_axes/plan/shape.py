@@ -14,23 +14,18 @@ from ..checks import whole
 
 @dataclass(frozen=True)
 class Experts:
-    """A feed-forward part of many experts, of which a router picks a few for each token.
-
-    count: routed experts (E). per_token: experts for each token (k). ffn: width of each. shared: the total
-    width of the experts that every token goes through. shared_gate: a number for each token scales their
-    result (Qwen2). dense_layers: the first so many layers of the model have a plain feed-forward part. every:
-    of so many layers only the last one has experts (Llama 4). router_bias: a number for each expert. Raises
-    ValueError for sizes that are impossible.
+    """A feed-forward part of many experts, of which a router picks a few for each token. Raises ValueError
+    for sizes that are impossible.
     """
 
-    count: int
-    per_token: int
-    ffn: int
-    shared: int = 0
-    shared_gate: bool = False
-    dense_layers: int = 0
-    every: int = 1
-    router_bias: bool = False
+    count: int  # routed experts (E)
+    per_token: int  # experts for each token (k)
+    ffn: int  # width of each
+    shared: int = 0  # total width of the experts that every token goes through
+    shared_gate: bool = False  # a number for each token scales the result of these (Qwen2)
+    dense_layers: int = 0  # so many layers at the start of the model have a plain feed-forward part
+    every: int = 1  # of so many layers only the last one has experts (Llama 4)
+    router_bias: bool = False  # the router has a number for each expert
 
     def __post_init__(self):
         for field in ("count", "per_token", "ffn", "shared", "dense_layers", "every"):
@@ -44,17 +39,15 @@ class Experts:
 
 @dataclass(frozen=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-V2, section 2.1): keys and values come from one short vector a
-    token, of kv_rank numbers, and queries from another, of q_rank (0: from the token itself). A head has
-    `nope` numbers without and `rope` with a position, and values of `values`; the rope part of the keys is
-    one for all heads.
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): keys and values are computed from one short
+    vector for each token, queries from another.
     """
 
-    kv_rank: int
-    q_rank: int = 0
-    nope: int = 128
-    rope: int = 64
-    values: int = 128
+    kv_rank: int  # numbers of the first vector
+    q_rank: int = 0  # and of the second; 0: queries are computed from the token's whole vector
+    nope: int = 128  # numbers of a head's queries and keys without a position
+    rope: int = 64  # and with a position; in the keys these are the same for all heads
+    values: int = 128  # numbers of a head's values
 
     def __post_init__(self):
         for field in fields(self):
@@ -64,18 +57,8 @@ class Latent:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder-only transformer. Sizes are counts, not bytes.
-
-    kv_heads: fewer than heads with grouped-query attention. gated: a SwiGLU feed-forward part, with three
-    matrices instead of two. biases: on every matrix of a block, as in GPT. qkv_biases: on those three only.
-    tied: the head is the embedding, transposed. positions: learned ones, 0 if none. qk_norm: a norm of each
-    head's queries and keys (Qwen3). norms: of the hidden width, in a layer. sinks: a number for each head in
-    the softmax's sum (gpt-oss). window, windowed: in so many layers a token sees only the last `window`
-    tokens; chunked: or those of its part of the sequence, with parts of that length (Llama 4). mtp: modules
-    after the last layer that predict further tokens (DeepSeek-V3, section 2.2). Each is a layer, the
-    projection of two vectors before it, and the head and its loss once more; they do not count in `params`.
-    experts, latent: see there; `ffn` is then the width of the dense layers. Raises ValueError for sizes that
-    make no model.
+    """A decoder-only transformer. Sizes are counts, not bytes. Raises ValueError for sizes that make no
+    model.
     """
 
     name: str
@@ -83,23 +66,29 @@ class ModelShape:
     hidden: int
     heads: int
     vocab: int
-    kv_heads: int = 0  # 0: as many as heads
-    ffn: int = 0  # 0: four times hidden
+    kv_heads: int = 0  # fewer than heads with grouped-query attention; 0: as many
+    ffn: int = 0  # width of the feed-forward part of a layer without experts; 0: four times hidden
+    # Attention.
     head_dim: int = 0  # 0: hidden / heads
-    gated: bool = False
-    biases: bool = False
-    qkv_biases: bool = False
-    tied: bool = False
-    positions: int = 0
-    qk_norm: bool = False
-    norms: int = 2
-    sinks: bool = False
-    window: int = 0
-    windowed: int = 0
-    chunked: bool = False
-    mtp: int = 0
-    experts: Experts | None = None
     latent: Latent | None = None
+    sinks: bool = False  # the softmax's sum has one more number for each head (gpt-oss)
+    windowed: int = 0  # in so many layers a token attends to the last `window` tokens only
+    window: int = 0
+    chunked: bool = False  # or to those of its part of the sequence; parts are as long (Llama 4)
+    # Feed-forward part.
+    gated: bool = False  # SwiGLU, with three matrices instead of two
+    experts: Experts | None = None
+    # Norms and biases of a layer.
+    norms: int = 2  # of the hidden width
+    qk_norm: bool = False  # a norm of each head's queries and keys (Qwen3)
+    biases: bool = False  # on every matrix, as in GPT
+    qkv_biases: bool = False  # on queries, keys and values only
+    # Vocabulary.
+    tied: bool = False  # the head is the embedding, transposed
+    positions: int = 0  # learned ones
+    # Modules after the last layer that predict further tokens (DeepSeek-V3, section 2.2). Each is a layer,
+    # the projection of two vectors before it, and the head and its loss once more. `params` omits them.
+    mtp: int = 0
 
     def __post_init__(self):
         for field in ("layers", "hidden", "heads", "vocab", "norms"):
@@ -270,17 +259,17 @@ class ModelShape:
         return layers + self.embedding_params + self.head_params
 
     def attended(self, seq_len):
-        """Tokens that a token attends to, as the mean over layers, in units of a sequence's causal half."""
+        """Tokens to which a token attends, as the mean over layers, in units of a sequence's causal half."""
         slides = 2 - self.window / seq_len if not self.chunked else 1
         seen = self.window * slides if self.window < seq_len else seq_len
         return seq_len + self.windowed / self.layers * (seen - seq_len)
 
     def flops_per_token(self, seq_len: int, causal: bool = False, per_element: int = 6) -> float:
-        """Model FLOPs of forward and backward for one token: what MFU divides by.
+        """Model FLOPs of forward and backward for one token, from which MFU is computed.
 
-        `per_element` of a matrix (2 forward, 4 backward), and 12·L·s·a·head size for the attention
-        scores and their use; half of that if only the causal half is counted. For a GPT with
-        untied head this is 72·L·h²·(1 + s/6h + V/12Lh), Narayanan et al. 2021, without their recompute.
+        A matrix has `per_element` for each of its elements (2 forward, 4 backward). The attention's scores
+        and their use have 12·L·s·a·head size, half of that if only the causal half is counted. For a GPT with
+        untied head this is 72·L·h²·(1 + s/6h + V/12Lh): Narayanan et al. 2021, without their recompute.
         """
         width = (self.q_width + self.out_width) / 2
         scores = 12 * (self.layers + self.mtp) * self.attended(seq_len) * width * (0.5 if causal else 1)
