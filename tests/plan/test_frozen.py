@@ -58,7 +58,7 @@ def test_a_frozen_matrix_has_no_weight_gradient(name):
     # Adapters add their FLOPs to forward. Weight gradients of frozen matrices are gone; the rest stays.
     of = lambda j, phase: sum(op.flops for op in layer(j, Layout()) if op.phase == phase)
     assert of(frozen, "F") - of(job, "F") == pytest.approx(sum(op.flops for op in few))
-    assert frozen.flops_per_token < job.flops_per_token
+    assert frozen.flops_per_token() < job.flops_per_token()
 
 
 @pytest.mark.parametrize("framework, passes, kernels", [(MEGATRON, 1, 0), (TITAN, 5, 2)])

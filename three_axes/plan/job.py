@@ -147,14 +147,9 @@ class Job:
         """m: how many microbatches go through each replica in a step. Takes arrays."""
         return self.global_batch // (layout.dp * layout.microbatch)
 
-    @property
-    def flops_per_token(self) -> float:
-        """Model FLOPs of a token, attention whole."""
-        return self.model_flops()
-
-    def model_flops(self, causal: bool = False) -> float:
-        """FLOPs of a token; causal: with half of the attention. A frozen matrix has no gradient: 4
-        instead of 6.
+    def flops_per_token(self, causal: bool = False) -> float:
+        """Model FLOPs of a token; causal: with half of the attention. A frozen matrix has no gradient: 4
+        instead of 6 for each element.
         """
         return self.model.flops_per_token(self.seq_len, causal=causal, per_element=4 if self.lora else 6)
 

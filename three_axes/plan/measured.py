@@ -185,7 +185,7 @@ def _used(job: Job, layout: Layout, seconds: float) -> float:
     device, rate = job.cluster.device, find_precision(job.precision).rate
     peak = device.flops if rate == "bf16" else getattr(device, rate)
     tokens = job.global_batch * job.seq_len / seconds / layout.ranks
-    return tokens * job.model_flops(causal=True) / peak
+    return tokens * job.flops_per_token(causal=True) / peak
 
 
 def _filled(job: Job, fields: dict[str, Any]) -> Layout:
@@ -212,4 +212,4 @@ def step_seconds(job: Job, layout: Layout, value: float, unit: str) -> float:
     if counted == "hardware" and layout.recompute == "full":
         layers = layers_on_rank(job.model, layout, min(1, layout.pp - 1))
         again = float(layout.share_recomputed(layers)) / 3  # a forward is a third of all
-    return tokens * job.model_flops(counted == "causal") * (1 + again) / (value * 1e12)
+    return tokens * job.flops_per_token(counted == "causal") * (1 + again) / (value * 1e12)

@@ -50,17 +50,14 @@ class Space:
         rows, self.impossible = all_rows(job, gpus, only, self.kinds)
         self._lists = lists(job, self._layouts(rows))
         which = np.arange(len(rows)) if self._lists.which is None else self._lists.which
-        framework, looked_at = job.framework, []
-        recomputes: Sequence[str] = framework.offers.recomputes
-        if (
-            framework.runs.fused_attention
-        ):  # nothing is left for it to recompute: tried only if requested alone
-            recomputes = [r for r in recomputes if r != "selective"] or recomputes
-        if not (
-            job.model.experts or job.model.latent
-        ):  # a dense layer's norm is one with the product behind it
-            recomputes = [r for r in recomputes if r != "modules"] or recomputes
-        for schedule, recompute in itertools.product(framework.offers.schedules, recomputes):
+        offers, looked_at = job.framework.offers, []
+        recomputes: Sequence[str] = offers.recomputes
+        # A policy with nothing to recompute is tried only if it alone is requested: selective beside a fused
+        # attention; modules in a dense layer, whose norms are fused with the products behind them.
+        dense = not (job.model.experts or job.model.latent)
+        for policy, idle in (("selective", job.framework.runs.fused_attention), ("modules", dense)):
+            recomputes = [one for one in recomputes if not idle or one != policy] or recomputes
+        for schedule, recompute in itertools.product(offers.schedules, recomputes):
             can = np.flatnonzero(runs(job, schedule, recompute, rows))
             if not len(can):
                 continue

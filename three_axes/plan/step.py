@@ -131,7 +131,7 @@ class Estimate:
     @property
     def mfu(self) -> float:
         """Model FLOPs utilisation: the model's FLOPs, with attention whole, over the GPUs' printed FLOP/s."""
-        needed = self.tokens_per_second_per_gpu * self.job.flops_per_token
+        needed = self.tokens_per_second_per_gpu * self.job.flops_per_token()
         return needed / self.job.cluster.device.flops
 
     @property

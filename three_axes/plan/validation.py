@@ -229,7 +229,7 @@ def errors_of(runs) -> tuple[np.ndarray, np.ndarray]:
     """
     runs = list(runs)
     ours = np.array([guess / real - 1 for guess, real, *_ in runs])
-    needed = lambda job: job.global_batch * job.seq_len * job.flops_per_token
+    needed = lambda job: job.global_batch * job.seq_len * job.flops_per_token()
     reached = np.array([needed(job) / (real * n * job.cluster.device.flops) for _, real, job, n, *_ in runs])
     null = min((reached / share - 1 for share in reached), key=lambda e: np.abs(e).mean())
     return ours, null
