@@ -10,6 +10,8 @@ is assumed instead. Where recompute is not printed, it is the least with which t
 
 from __future__ import annotations
 
+import argparse
+import csv
 import itertools
 import json
 import math
@@ -20,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 import validation_axes as folded
-from tables import folder_of_tables, rows_of, show
 
+from three_axes.files import find
 from three_axes.paper.hardware import DEVICES
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, ModelShape, certainty, validation
 from three_axes.plan.cost import constants
@@ -90,9 +92,6 @@ DEEPSEEK_V2 = ModelShape("deepseek-v2", 60, 5120, 128, 102400, 0, 12288, experts
 MLPERF_RUNS = "mlperf_training_visible.csv"
 BRIDGE_RUNS = "megatron_bridge_performance_visible.csv"
 GRAPHS = "26.06"  # from this release of Megatron Bridge on, steps with experts are CUDA graphs (not on H100)
-
-
-DATA = Path(__file__).resolve().parents[2] / "data"
 MOST = 200  # pairs of a kind whose differences are kept
 
 
@@ -107,6 +106,26 @@ class Run(NamedTuple):
     gpus: int
     memory: float | None = None
     recomputed: float = 0.0
+
+
+def folder_of_tables(about: str) -> Path:
+    """The folder that the command line gives."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--published", type=Path, required=True, help="the folder with the tables")
+    return parser.parse_args().published
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, whose comment lines are skipped."""
+    with open(path, encoding="utf-8") as f:
+        return list(csv.DictReader(line for line in f if not line.startswith("#")))
+
+
+def show(title: str, columns: list[str], rows: list[list[str]], *notes: str) -> None:
+    """Print a table in Markdown, under its title and with notes below it."""
+    line = lambda cells: "| " + " | ".join(cells) + " |"
+    table = "\n".join([line(columns), "|" + "---|" * len(columns), *map(line, rows)])
+    print("\n\n".join([f"### {title}", table, *notes]) + "\n", flush=True)
 
 
 def _first(text: str) -> str:
@@ -416,7 +435,7 @@ def main() -> None:
     every = {name: [Run(*run) for run in runs] for name, runs in (papers | done).items()}
     kept = [one for name, runs in every.items() for one in kinds(name, runs)]
     text = json.dumps(kept, separators=(",", ":")).replace("{", "\n{")
-    (DATA / "planner_errors.json").write_text(text + "\n")
+    find("data/planner_errors.json").write_text(text + "\n")
     columns = ["kind", "runs", "inside, of percentiles", "sources", "inside, of the interval", "sources"]
     show("Each source left out: its runs, by what the others give", columns, left_out(kept))
     close = [row for name, runs in every.items() for row in ties(name, runs)]

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from published import BRIDGE, H100, SHAPES, _int, seconds
-from tables import folder_of_tables, rows_of, show
+from published import BRIDGE, H100, SHAPES, _int, folder_of_tables, rows_of, seconds, show
 
 from three_axes.plan import MODELS, Job, Layout, ModelShape, plan, validation
 from three_axes.plan.job import Lora

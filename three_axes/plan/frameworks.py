@@ -42,9 +42,9 @@ class Reached(NamedTuple):
 
     def at(self, tokens, size: int):
         """The share for so many tokens and heads of `size` numbers. Between measured lengths it is a straight
-        line over the logarithm of the length; below the first length it is n / (n + half) of a long
-        sequence's. Smaller heads do fewer FLOPs for each exponential: where nobody measured, heads of 64
-        reach 0.8 of what heads of 128 reach (Shah et al. 2024, figures 5 and 6).
+        line over the logarithm of the length; below the first length it falls as n / (n + half) does. Smaller
+        heads do fewer FLOPs for each exponential: where nobody measured, heads of 64 reach 0.8 of what heads
+        of 128 reach (Shah et al. 2024, figures 5 and 6).
         """
         size = min(128, size)
         narrow = size / (size + 43) * (128 + 43) / 128
@@ -141,9 +141,9 @@ class Sends:
 
     order: tuple[str, ...] = ("pp", "dp", "tp")  # of the axes, the outermost first
     context: str = "ring"  # how ranks that share a sequence attend to all of it: see `attention`
-    regathers: bool = True  # SP: a matrix's input is gathered again for backward, not kept whole
-    merged: bool = True  # the input gradients of q, k and v, and of gate and up, are summed, then reduced
-    splits_sends: bool = True  # each tp rank sends its part of an activation to the next stage, not all of it
+    regathers: bool = True  # sequence parallelism gathers a matrix's input again for backward: it is not kept
+    merged: bool = True  # input gradients of q, k and v, and of gate and up, are summed, then reduced
+    splits_sends: bool = True  # a tp rank sends its part of an activation to the next stage, not all of it
     whole_recompute: bool = True  # recomputing also runs a layer's last collective, for an unused result
     reduces_each: bool = True  # ZeRO-2 and 3 reduce gradients in every microbatch
     reduces_whole: bool = False  # ZeRO-1 and 2 all-reduce gradients, and each rank keeps its part

@@ -22,16 +22,14 @@ RESULT = 3.3
 
 
 class Kept(NamedTuple):
-    """Bytes that an operation keeps for its backward: without recompute, with 'per-op', and with 'modules'
-    (None: as without).
-    """
+    """Bytes that an operation keeps for its backward, by policy of recompute."""
 
-    nbytes: float = 0.0
+    nbytes: float = 0.0  # without recompute
     per_op: float = 0.0
-    modules: float | None = None
+    modules: float | None = None  # None: as without
 
     def under(self, recompute: str):
-        """Bytes kept under a policy of recompute, for all but 'selective' and 'full': see `memory.kept`."""
+        """Bytes kept under a policy. 'selective' and 'full' also drop whole operations: see `memory.kept`."""
         modules = self.nbytes if self.modules is None else self.modules
         return {"per-op": self.per_op, "modules": modules}.get(recompute, self.nbytes)
 
