@@ -106,7 +106,7 @@ class LayerOnRank(NamedTuple):
         return x if self.job.precision == "bf16" else x * self.precision.bytes / 2
 
     def gathered(self, x):
-        """Bytes of x that are kept: of the whole, or of a part that is gathered again."""
+        """Bytes that are kept of an input x: of all of it, or of a rank's part that is gathered again."""
         return self.narrow(x) / (self.parts if self.job.framework.sends.regathers else 1)
 
     def product(self, name: str, rows, k, n, block: str = "", first=True, stays=0.0, **forward) -> list[Op]:

@@ -1,7 +1,7 @@
 """Model shapes: the few numbers of a transformer that determine its memory and its cost.
 
 Letters: L layers, h hidden, a attention heads, g key/value heads (a of them without grouped queries), f the
-width of the feed-forward part, V vocabulary; of experts E, of which each token goes through k.
+width of the feed-forward part, V vocabulary, E experts, of which each token goes through k.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..checks import whole
 @dataclass(frozen=True)
 class Experts:
     """A feed-forward part of many experts, of which a router picks a few for each token. Raises ValueError
-    for sizes that are impossible.
+    for impossible sizes.
     """
 
     count: int  # routed experts (E)
@@ -126,7 +126,7 @@ class ModelShape:
 
     @property
     def bare(self) -> bool:
-        """Whether norms have no bias, and nothing is dropped."""
+        """Whether norms have no bias, and there is no dropout."""
         return self.gated
 
     @property
@@ -175,8 +175,8 @@ class ModelShape:
 
     @property
     def shared_params(self) -> int:
-        """Parameters that each token goes through in a layer's feed-forward part, whatever the
-        router picks.
+        """Parameters of a layer's feed-forward part that each token goes through, whatever the router
+        picks.
         """
         if not (e := self.experts):
             return self.matrices(self.ffn)
