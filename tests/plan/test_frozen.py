@@ -326,7 +326,7 @@ def test_a_policy_that_alone_is_asked_for_is_looked_at():
 def test_a_gpu_without_bf16_is_said():
     volta = replace(CLUSTERS["dgx-h100"], device=DEVICES["v100-32gb"])
     small = replace(JOB, model=MODELS["llama-3.2-1b"], cluster=volta)
-    assert any("no bf16: v100-32gb" in said for said in estimate(small, Layout(dp=8)).warnings())
+    assert any("no bf16 on v100-32gb" in said for said in estimate(small, Layout(dp=8)).warnings())
 
 
 def test_remedies_are_tried():

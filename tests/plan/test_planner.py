@@ -306,8 +306,8 @@ def test_an_estimate_draws_itself():
     eager = replace(JOB, framework=TEXTBOOK.but(fused=False, fused_loss=False))
     everything = estimate(eager, Layout(dp=8, tp=8, zero=3))
     assert "gathered weights" in repr(everything) and "logits" in repr(everything)
-    assert "s = 8,192, b = 1, m = 32, h = 8,192, L = 80" in e.went_in()
-    assert "70,553,706,496 parameters" in e.went_in()
+    assert "s = 8,192, b = 1, m = 32, h = 8,192, L = 80" in e.inputs()
+    assert "70,553,706,496 parameters" in e.inputs()
 
 
 def test_four_by_four_by_four_for_llama_2_70b():

@@ -1,13 +1,13 @@
 """How long a training step takes: a sum of named terms, each a line to be redone by hand.
 
-The slowest pipeline stage sets the pace. The list of `operations` is read for seconds:
+The slowest pipeline stage sets the pace. Its seconds are computed from the list of `operations`:
 
-    products     FLOPs / (achievable FLOP/s · efficiency) + bytes / (bandwidth · efficiency)
-    the rest     bytes / (bandwidth · efficiency)
-    collectives  see `collectives`; where they may run under something else, what is left of them
+    matrix products  FLOPs / (achievable FLOP/s · efficiency) + bytes / (bandwidth · efficiency)
+    collectives      see `paper.collectives`; if they may run under computation, only what it does not hide
+    the rest         bytes / (bandwidth · efficiency)
 
-A layer takes the longer of this time and the host's time to launch it. To the m microbatches are added the
-embedding and the head, the sends between stages, the bubble, data parallelism and the optimizer.
+A layer takes the longer of this time and the host's time to launch it. The embedding and the head, the sends
+between stages, the bubble, data parallelism and the optimizer are added to the m microbatches of the layers.
 
 Five constants, each with a meaning, were fitted to two published tables of A100 runs and to nothing else,
 with an earlier form of this model; a sixth, `exposed`, was set by judgement, and a seventh, `slowed`, is
@@ -41,7 +41,9 @@ TERMS = (*COMPUTED, *dict.fromkeys(axis.part for axis in AXES if axis.talks == "
 
 
 class Constants(NamedTuple):
-    """Reached shares of printed speeds: see data/cost_constants.json for units and bounds."""
+    """Three shares of printed bandwidths, two of achievable FLOP/s, and two of communication that is exposed
+    although it runs under computation: data/cost_constants.json has their units, bounds and sources.
+    """
 
     gemm_efficiency: float
     attention_efficiency: float
@@ -54,20 +56,20 @@ class Constants(NamedTuple):
 
 @cache
 def constants() -> Constants:
-    """The fitted constants."""
-    printed = json.loads(find("data/cost_constants.json").read_text(encoding="utf-8"))
-    return Constants(**{name: printed[name]["value"] for name in Constants._fields})
+    """The constants of data/cost_constants.json."""
+    stored = json.loads(find("data/cost_constants.json").read_text(encoding="utf-8"))
+    return Constants(**{name: stored[name]["value"] for name in Constants._fields})
 
 
 def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
-    """Seconds of one operation by itself; of a collective, of one call. Takes arrays."""
+    """Seconds of one operation with nothing beside it; for a collective, of one call. Arrays give arrays."""
     if sent := op.sends:
         inside, nodes = layout.reach(sent.axis, job.cluster.gpus_per_node)
         shares = c.intra_node_efficiency, c.inter_node_efficiency
         if sent.collective == "all_to_all":
             copies = 1.0, 1.0
             if sent.axis == "ep" and job.framework.sends.once_a_node and (experts := job.model.experts):
-                # Of a token's k copies, those for different ranks, and those for different nodes.
+                # The share of a token's k copies that is sent: one to each rank, and one to each node.
                 k = experts.per_token
                 copies = tuple(n / k * (1 - (1 - 1 / n) ** k) for n in (inside * nodes, nodes))
             return all_to_all_seconds(sent.payload, inside, nodes, job.cluster, *shares, copies)
@@ -77,15 +79,16 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
     gpu = job.cluster.device
     eager = op.part == "attention" and not job.framework.runs.fused_attention
     efficiency = c.attention_efficiency if eager else c.gemm_efficiency * op.share
-    reached = gpu.achievable if op.rate == "bf16" else gpu.rate(op.rate)
+    peak = gpu.achievable if op.rate == "bf16" else gpu.rate(op.rate)
     bandwidth = job.cluster.memory_speed(op.memory, c.memory_efficiency)
-    return op.flops / (reached * efficiency) + op.streamed / bandwidth
+    return op.flops / (peak * efficiency) + op.streamed / bandwidth
 
 
 class Work(NamedTuple):
-    """Seconds that a list of operations takes, by part and phase, for one microbatch; R is what backward
-    computes again. host: the host's seconds to launch them, by phase. routed: seconds of a forward in which
-    the host waits for a router, 0 if there is none.
+    """Seconds that a list of operations takes, by part and phase, for one microbatch. Phases: F forward, I
+    input gradients, W weight gradients, R the forward that backward computes again. host: the host's seconds
+    to launch them, by phase. routed: seconds of a forward in which the host waits for a router, 0 without
+    one.
     """
 
     seconds: dict[str, dict[str, float]]
@@ -106,14 +109,14 @@ class Work(NamedTuple):
         return sum(self.part(part) for part in self.seconds)
 
     def again(self, share) -> Work:
-        """With this share of what backward computes again."""
+        """A copy in which backward computes only this share of R again."""
         some = lambda phases: phases | {"R": share * phases["R"]}
         return Work(
             {part: some(phases) for part, phases in self.seconds.items()}, some(self.host), self.routed
         )
 
     def spread(self, which) -> Work:
-        """For many layouts, from one layout of each kind: see `Layout.alike`."""
+        """The values for all layouts, from those for one layout of each kind: see `Layout.alike`."""
         wide = lambda phases: {phase: spread(x, which) for phase, x in phases.items()}
         seconds = {part: wide(phases) for part, phases in self.seconds.items()}
         return Work(seconds, wide(self.host), spread(self.routed, which))
@@ -130,15 +133,15 @@ def durations(ops: list[Op], job: Job, layout: Layout, c: Constants) -> list:
     """Seconds of all calls of each operation. If a collective may run while products compute, only the
     seconds that the products do not cover are counted, and at least the share `exposed` of all of them.
     """
-    once: dict[tuple, float] = {}  # equal operations are computed once
+    known: dict[tuple, float] = {}  # equal operations are computed once
     took = []
     for op in ops:
         sent = op.sends
         numbers = map(id, (op.flops, op.streamed, op.share, sent and sent.payload))
         like = op.rate, op.part, op.memory, sent and (sent.collective, sent.axis), *numbers
-        if like not in once:
-            once[like] = seconds_of(op, job, layout, c)
-        took.append(sent.calls * once[like] if sent else once[like])
+        if like not in known:
+            known[like] = seconds_of(op, job, layout, c)
+        took.append(sent.calls * known[like] if sent else known[like])
     products: dict[tuple[str, str], float] = {}
     for op, one in zip(ops, took):
         if op.block and not op.sends:
@@ -163,21 +166,22 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
         for phase in op.phase + "R" * (op.phase == "F" and layout.recompute in op.recomputed):
             seconds[op.part][phase] = seconds[op.part][phase] + one
             host[phase] = host[phase] + launched
-    apart = "dispatch" in job.framework.hides  # another microbatch's layers are there to compute
-    made = Work(seconds, host, 0.0 if apart else _routed(forward))
-    if "expert parallel" in seconds and apart:
-        # The part that is longer than all computation.
+    # While tokens are sent to experts, layers of another microbatch compute.
+    overlaps = "dispatch" in job.framework.hides
+    made = Work(seconds, host, 0.0 if overlaps else _routed(forward))
+    if "expert parallel" in seconds and overlaps:
         sent = made.part("expert parallel")
         computed = sum(made.part(part) for part in COMPUTED if part in seconds)
-        shown = uncovered(sent, computed, c.exposed) / np.maximum(sent, 1e-30)
-        seconds["expert parallel"] = {phase: s * shown for phase, s in seconds["expert parallel"].items()}
+        share = uncovered(sent, computed, c.exposed) / np.maximum(sent, 1e-30)
+        seconds["expert parallel"] = {phase: s * share for phase, s in seconds["expert parallel"].items()}
     return made
 
 
 def _routed(forward: list[tuple]):
-    """Seconds of a forward whose host waits until the router's choice is known, that is, how many rows each
-    expert gets. After that, until the next layer's router, the host is ahead of the GPU only by what it
-    launches faster. The last kernel of an operation starts when it is launched, or when the GPU reaches it.
+    """Seconds of a forward in which the host waits at the router, until it knows how many rows each expert
+    gets. There host and GPU are at the same operation. Up to the next layer's router the host gets ahead only
+    if it launches kernels faster than the GPU runs them. The last kernel of an operation starts when it is
+    launched, or when the GPU has run those before it, whichever is later.
     """
     names = [op.name for op, *_ in forward]
     if ROUTER not in names or not any(np.any(launched) for *_, launched in forward):
@@ -193,16 +197,17 @@ def _routed(forward: list[tuple]):
 def all_work(
     made: OperationLists, job: Job, c: Constants, recomputes: Iterable[str]
 ) -> dict[str, list[Work]]:
-    """The work of the embedding, the head and each kind of layer, for each policy of recompute: as
-    `made.alike`. Only layers are computed twice.
+    """The work of the embedding, the head and each kind of layer, for each policy of recompute and each
+    layout of `made.alike`. In backward only layers are computed again, not the embedding and the head.
     """
     timed = lambda ops: (ops, durations(ops, job, made.alike, c))
-    once = replace(made.alike, recompute="none")
-    ends = [work(ops, job, once, c, took) for ops, took in map(timed, (made.embedding, made.head))]
+    without = replace(made.alike, recompute="none")
+    outer = [work(ops, job, without, c, took) for ops, took in map(timed, (made.embedding, made.head))]
     kinds = [timed(ops) for ops in made.layers]
     alike = {recompute: replace(made.alike, recompute=recompute) for recompute in recomputes}
     return {
-        name: [*ends, *(work(ops, job, one, c, took) for ops, took in kinds)] for name, one in alike.items()
+        name: [*outer, *(work(ops, job, same, c, took) for ops, took in kinds)]
+        for name, same in alike.items()
     }
 
 
@@ -218,25 +223,26 @@ def step_terms(
     """
     c = c or constants()
     model, p, v, m = job.model, layout.pp, layout.interleave, job.microbatches(layout)
-    many = np.asarray(p) > 1
+    piped = np.asarray(p) > 1
     if works is None:
         made = lists(job, layout)
         works = all_work(made, job, c, [layout.recompute])[layout.recompute]
         works = [one.spread(made.which) for one in works]
     begin, end, *kinds = works
-    # Stages: the inner ones hold `deep` layers; the first and last hold one less if L + 2 divides.
-    ends = 0, layout.pipeline.head_rank(p)
-    on_first, on_last = ([n for _, n in kinds_on_rank(model, layout, rank)] for rank in ends)
+    # Inner stages hold `deep` layers. If the stages divide L + 2 and not L, the first and last hold one less.
+    outer = 0, layout.pipeline.head_rank(p)
+    on_first, on_last = ([n for _, n in kinds_on_rank(model, layout, rank)] for rank in outer)
     deep = np.maximum(sum(on_first), layers_on_rank(model, layout, np.minimum(1, p - 1)))
     if np.any(layout.recomputed):
         kinds = [kind.again(layout.share_recomputed(deep)) for kind in kinds]
     timed = [_timed(kind, job, layout) for kind in kinds]
-    counts = [n for _, n in kinds_among(model, layout, many * model.layers, deep)]  # behind all first stages
+    # A rank so far back that it has no layer of the first kind; without a pipeline, the only rank.
+    counts = [n for _, n in kinds_among(model, layout, piped * model.layers, deep)]
     whole = lambda counts: sum(count * kind.takes for count, kind in zip(counts, timed))
     inner, first, last = whole(counts), whole(on_first) + begin.total, whole(on_last) + end.total
-    together = ~many | layout.pipeline.folded  # embedding and head on one rank
+    together = ~piped | layout.pipeline.folded  # embedding and head on one rank
     last = last + together * begin.total
-    pace = np.where(many, np.maximum(np.maximum(inner, last), first), last)  # of the slowest stage
+    pace = np.where(piped, np.maximum(np.maximum(inner, last), first), last)  # of the slowest stage
     every = lambda what: sum(count * what(kind) for count, kind in zip(counts, timed))
     terms = {}
     for part in TERMS:
@@ -246,23 +252,24 @@ def step_terms(
     terms["head"] = m * (pace - inner)
 
     message = seconds_of(between_stages(job, layout), job, layout, c)
-    shown = message
-    if "sends" in job.framework.hides and layout.pipeline.chunks == 0:
-        shown = uncovered(message, inner / layout.chunks / 2, c.exposed)
-    terms["pipeline sends"] = many * 2.0 * (m * layout.chunks * shown + (p - 1) * message)
+    exposed = message
+    if "sends" in job.framework.hides and layout.pipeline.chunks == 0:  # interleaved: chunks are chosen
+        exposed = uncovered(message, inner / layout.chunks / 2, c.exposed)
+    terms["pipeline sends"] = piped * 2.0 * (m * layout.chunks * exposed + (p - 1) * message)
     # The time in which the slowest stage is idle.
-    end_slows = (last >= first) & (last > inner)
-    begin_slows = ~end_slows & (first > inner)
+    last_is_slowest = (last >= first) & (last > inner)
+    first_is_slowest = ~last_is_slowest & (first > inner)
     totals = [count for _, count in model.kinds]
     totals[-1] += model.mtp
     elsewhere = [
-        (total - np.where(end_slows, behind, np.where(begin_slows, before, here))) * kind.takes / kind.gpu
+        (total - np.where(last_is_slowest, behind, np.where(first_is_slowest, before, here)))
+        * (kind.takes / kind.gpu)
         for total, before, here, behind, kind in zip(totals, on_first, counts, on_last, timed)
     ]
     rest = [(kind.work, count) for kind, count in zip(timed, elsewhere)]
-    rest += [(begin, ~begin_slows & ~(end_slows & together)), (end, ~end_slows)]
+    rest += [(begin, ~first_is_slowest & ~(last_is_slowest & together)), (end, ~last_is_slowest)]
     waits = (sum(count * sum(map(part.phase, phases)) for part, count in rest) for phases in ("F", "IR", "W"))
-    terms["bubble"] = many * layout.pipeline.bubble(*waits, v)
+    terms["bubble"] = piped * layout.pipeline.bubble(*waits, v)
 
     backward = every(lambda kind: kind.takes * (1 - kind.work.phase("F") / kind.gpu))
     terms["data parallel"], terms["optimizer"] = _once(
@@ -272,7 +279,9 @@ def step_terms(
 
 
 class _Kind(NamedTuple):
-    """A layer of one kind for one microbatch: seconds on the GPU, and until the host has launched it too."""
+    """A layer of one kind for one microbatch. gpu: seconds on the GPU alone; takes: with the host's launches,
+    which may be slower.
+    """
 
     work: Work
     gpu: float
@@ -287,56 +296,58 @@ def _timed(one: Work, job: Job, layout: Layout) -> _Kind:
 
 
 def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[Op]):
-    """Exposed seconds of data parallelism, and seconds of the optimizer. both, backward: of a stage's layers,
-    for one microbatch; communication may run under these.
+    """Exposed seconds of data parallelism, and seconds of the optimizer. both: seconds of a stage's layers
+    for one microbatch, forward and backward; backward: of backward alone.
     """
     hides, zero = job.framework.hides, np.asarray(layout.zero)
     took: dict[str, Any] = {}
     for op in ops:
         times = op.sends.calls if op.sends else 1
         took[op.name] = took.get(op.name, 0.0) + times * seconds_of(op, job, layout, c)
-    shown = took["copies"] + took.get("gradient of a tied head", 0.0)
-    every = (zero == 2) & job.framework.sends.reduces_each  # microbatch
-    # Gradients of the last microbatch run under its backward, or of all where each reduces its own; ZeRO-3's
-    # weights come under all that is computed, and share the links with its gradients.
+    exposed = took["copies"] + took.get("gradient of a tied head", 0.0)
+    every = (zero == 2) & job.framework.sends.reduces_each  # gradients are reduced in every microbatch
+    # Gradients are reduced under the backward of the last microbatch, or under that of each. ZeRO-3's gathers
+    # and reductions together may run under all that is computed.
     free = np.where(zero == 3, m * both, np.where(every, m, 1) * backward)
     sent = took["gradients"] + took["gathered weights"]
     gradients = uncovered(sent, free, c.exposed) if "gradients" in hides else sent
     if job.framework.sends.fsdp:
         gradients = np.where(zero == 3, _fsdp(job, layout, c, m, both, backward, took), gradients)
-    shown = shown + gradients
+    exposed = exposed + gradients
     updated = took["updated weights"]
     if "updated weights" in hides:
         updated = uncovered(updated, both - backward, c.exposed)
-    return shown + updated, took["optimizer"]
+    return exposed + updated, took["optimizer"]
 
 
 def _fsdp(job: Job, layout: Layout, c: Constants, m, both, backward, took: dict[str, Any]):
-    """Seconds of FSDP's gathers and scatters that show. In each microbatch half of the gathers run under
-    its forward, the others and the scatters under its backward, but for the first and the last; in a pipeline
-    all of them under all that is computed. What they run under is slowed: see `Constants.slowed`.
+    """Exposed seconds of FSDP's gathers and scatters. In each microbatch half of the gathers run under its
+    forward, the other half and the scatters under its backward. Nothing hides the first gather and the last
+    scatter. In a pipeline all may run under all that is computed. They slow the computation: a share `slowed`
+    of their seconds counts as exposed.
     """
     gathers, scatters = took["gathered weights"], took["gradients"]
-    ends = {"F": 0.0, "I": 0.0}
+    unhidden_of = {"F": 0.0, "I": 0.0}
     for op in unhidden(job, layout):
-        ends[op.phase] = ends[op.phase] + seconds_of(op, job, layout, c)
+        unhidden_of[op.phase] = unhidden_of[op.phase] + seconds_of(op, job, layout, c)
     passes = (gathers / 2, "F", both - backward), (gathers / 2 + scatters, "I", backward)
-    alone = [np.minimum(m * ends[phase], sent) for sent, phase, _ in passes]
-    shown = sum(
-        end + uncovered(sent - end, m * free, c.slowed) for end, (sent, _, free) in zip(alone, passes)
+    alone = [np.minimum(m * unhidden_of[phase], sent) for sent, phase, _ in passes]
+    exposed = sum(
+        bare + uncovered(sent - bare, m * free, c.slowed) for bare, (sent, _, free) in zip(alone, passes)
     )
-    return np.where(np.asarray(layout.pp) > 1, uncovered(gathers + scatters, m * both, c.slowed), shown)
+    return np.where(np.asarray(layout.pp) > 1, uncovered(gathers + scatters, m * both, c.slowed), exposed)
 
 
 FORMULAS = {
-    "matrices": "m · L/p · (3, 4 with full recompute) · [FLOPs/achievable + bytes/bandwidth], as reached",
-    "experts": "m · L/p · (3, 4) · [FLOPs of k experts a token/achievable + bytes/bandwidth], as reached",
+    "matrices": "m · L/p · (3, 4 with full recompute) · [FLOPs/achievable + bytes/bandwidth] / efficiency",
+    "experts": "m · L/p · (3, 4) · [FLOPs of k experts a token/achievable + bytes/bandwidth] / efficiency",
     "attention": "m · L/p · 4·s²·b·h/t FLOPs forward, half if fused, and 2 (fused 2.5) times backward",
     "elementwise": "m · L/p · 3 · the bytes of norms, residuals, dropout and activation function",
     "casts": "m · L/p · bytes to narrow inputs and gradients of products: 4 a number and more",
-    "waiting for the host": "m · L/p · what launching a layer takes longer than computing it",
+    "waiting for the host": "m · L/p · the seconds by which launching a layer takes longer than computing it",
     "head": "what embedding, head and loss add to the slowest stage, m times",
-    "bubble": "the other stages' time for a microbatch / v; ZB-H1 F + I - W, ZB-H2 F + I - 2W, ZB-V I - W",
+    "bubble": "the other stages' time for a microbatch / v; ZB-H1 F + I - W, ZB-H2 F + I - 2W and at least F,"
+    " ZB-V I - W and at least I/2",
     "optimizer": "44 to 52 bytes a parameter through memory, and its gradient set to 0",
     **{axis.part: axis.formula for axis in AXES if axis.formula},
 }

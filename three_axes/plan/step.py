@@ -1,4 +1,4 @@
-"""A step by the formulas, for one layout: its seconds and bytes by part, as tables, bars and sentences."""
+"""The estimate for one layout: seconds of a step and bytes on a GPU, by part, as tables and sentences."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ from .memory import fullest, room, stages_memory
 from .shape import ModelShape
 
 WIDE = 28  # characters of a bar
-NODES = 8  # up to so many nodes the printed speed of the network is used
-WORTH_SAYING = 0.05  # of a step
+# On more nodes the network's printed speed is an assumption, without `busbw` and measured steps.
+NODES = 8
+WORTH_SAYING = 0.05  # share of the step that waits for the host; more of it gets a warning
 HELD = {
-    "weights": "2 bytes a parameter of the stage, /t (/d with ZeRO-3; 4 where it is the float32 one)",
-    "gradients": "2 or 4 bytes a parameter (as many more where buckets hold copies), /t (/d from ZeRO-2 on)",
-    "optimizer": "12 bytes a parameter, /t (/d from ZeRO-1 on); 8 beside a float32 parameter",
+    "weights": "2 bytes a parameter of the stage, 4 if weights are float32, /t; with ZeRO-3 also /d",
+    "gradients": "2 or 4 bytes a parameter, twice that if buckets hold copies, /t; from ZeRO-2 on also /d",
+    "optimizer": "12 bytes a parameter, 8 beside a float32 parameter, /t; from ZeRO-1 on also /d",
     "activations": "layers of the stage · what a layer keeps · microbatches in flight",
-    "logits": "4·s·b·(h + V)/t, 10 more for each score where operations run one by one",
-    "gathered weights": "2 bytes a parameter of two layers, /t; in a pipeline all, and their gradients",
-    "buckets": "2 bytes of 4.5 flat buckets of gradients and of weights each; with ZeRO-3 of two",
-    "live weights": "2 bytes of as many parameters as ZeRO-3 keeps gathered",
-    "float32 gradients": "4 or 6 bytes a parameter /t /d in the step, where activations were",
-    "narrow weights": "two copies of each matrix of a layer, a byte a number and its scales, /t",
-    "widened weights": "2 bytes a number of the widest frozen matrix, /t",
+    "logits": "4·s·b·(h + V)/t; without a fused loss 10 more for each logit, 14 if tp splits the vocabulary",
+    "gathered weights": "2 bytes a parameter of two layers, /t; in a pipeline of all, and their gradients",
+    "buckets": "2 bytes a number of nine flat buckets, of gradients and of weights; with ZeRO-3 of two",
+    "live weights": "2 bytes a parameter that ZeRO-3 keeps gathered",
+    "float32 gradients": "6 bytes a parameter, 4 with ZeRO-3, /t /d, in the optimizer's step",
+    "narrow weights": "two copies of each matrix of a layer, a byte a number (FP4: half) and its scales, /t",
+    "widened weights": "QLoRA: 2 bytes a number of the widest frozen matrix, /t",
     "overhead": "context and communicators: assumed",
 }
 
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """A step of one layout. Seconds and bytes are computed when they are first used. off: the factor from
-    predicted to measured seconds, if layouts of the same sizes were measured.
+    """A step of one layout. Seconds and bytes are computed when they are first used. off: the
+    factor from predicted to measured seconds, if a layout of the same sizes was measured.
     """
 
     job: Job
@@ -80,8 +81,8 @@ class Estimate:
 
     @cached_property
     def sure(self) -> Sure:
-        """How sure these figures are. On more than `NODES` nodes without a measured network, the step may
-        take longer by as much as it would with half of that network.
+        """How sure these figures are. On more than `NODES` nodes without a measured network, the upper end is
+        computed with half of the bandwidth between nodes.
         """
         given = sure(self.job)
         if not self.network_is_assumed or given.high is None:
@@ -152,7 +153,7 @@ class Estimate:
                 repr(self.time_table(explain)),
                 repr(self.memory_table(explain)),
                 *more,
-                *([self.went_in()] if explain else []),
+                *([self.inputs()] if explain else []),
                 *self.warnings(),
                 self.summary(),
                 self.interval(),
@@ -168,14 +169,12 @@ class Estimate:
         )
 
     def interval(self) -> str:
-        """A sentence with the interval of 8 of 10 runs, of an unknown source or of the reader's own, or why
-        there is none.
-        """
+        """A sentence with the 80 % interval, or with the reason why there is none."""
         seconds, size, sure = self.step_seconds, self.memory_bytes, self.sure
         if sure.low is None or sure.high is None:
             return (
-                f"no interval: fewer than {SOURCES} sources at hand measured {sure.of}, too few to see how"
-                " far sources lie apart"
+                f"no interval: fewer than {SOURCES} sources at hand have runs of {sure.of}, too few to see"
+                " how much sources differ"
             )
         own = f", and {sure.measured} of your own" * bool(sure.measured)
         return (
@@ -203,21 +202,21 @@ class Estimate:
             nodes = -(-self.layout.ranks // self.job.cluster.gpus_per_node)
             sentences.append(
                 f"assumed: the network between {nodes:,} nodes keeps its speed"
-                + "; the interval reaches to half of it" * (self.sure.high is not None)
+                + "; the upper end of the interval assumes half of it" * (self.sure.high is not None)
                 + ". Measure an all-reduce over all of them: `busbw` of a cluster's file"
             )
         if (waits := self.time.get("waiting for the host", 0.0) / self.step_seconds) > WORTH_SAYING:
             launch = 1e6 * self.job.framework.runs.launch_seconds
             sentences.append(
-                f"{waits:.0%} of the step waits for the host, taken to launch a kernel in {launch:.0f} µs; a"
-                " CUDA graph or a compiler would save most of it"
+                f"{waits:.0%} of the step waits for the host, which is assumed to launch a kernel in"
+                f" {launch:.0f} µs; a CUDA graph or a compiler would save most of that"
             )
         if self.model.sinks:
             sentences.append(
                 "gpt-oss: published runs took 1.37 times as long in the mean as is predicted here"
             )
         if device.name in WITHOUT_BF16 and self.job.precision == "bf16":
-            sentences.append(f"no bf16: {device.name} trains in fp16, counted here, with a scaled loss")
+            sentences.append(f"no bf16 on {device.name}: fp16 is assumed, which needs a scaled loss")
         t = self.layout.tp
         widths = {
             "a head": self.model.head_dim,
@@ -226,8 +225,8 @@ class Estimate:
         }
         if odd := [f"{what} of {n}" for what, n in widths.items() if n % 64]:
             sentences.append(
-                f"odd width: {', '.join(odd)} on a rank is no multiple of 64, and is multiplied more slowly"
-                " than is counted here"
+                f"no multiple of 64: {', '.join(odd)} on a rank, which is multiplied more slowly than is"
+                " estimated here"
             )
         return sentences
 
@@ -242,8 +241,7 @@ class Estimate:
         return (
             "Megatron-LM's defaults, which NVIDIA's recipes change: gradients summed in half precision"
             f" (--grad-reduce-in-bf16) would save {human(max(0.0, self.memory_bytes - narrow.memory_bytes))}"
-            f" and {saved[0]:.2f} s, TP that hides in pieces"
-            f" (--tp-comm-overlap) {saved[1]:.2f} s"
+            f" and {saved[0]:.2f} s; TP under computation, in pieces (--tp-comm-overlap), {saved[1]:.2f} s"
         )
 
     def time_table(self, explain: bool = True) -> Table:
@@ -267,7 +265,7 @@ class Estimate:
         rows = [[str(k), *map(human, sizes(stage))] for k, stage in enumerate(self.stages)]
         return Table(["stage", *names, "together"], rows)
 
-    def went_in(self) -> str:
+    def inputs(self) -> str:
         """The numbers in the formulas."""
         job, at, gpu = self.job, self.layout, self.job.cluster.device
         sizes = at.axes._asdict().items()
@@ -292,7 +290,7 @@ class Estimate:
         given += [f"{self.model.params:,} parameters"]
         given += [f"{name} {value:.4g}" for name, value in speeds.items()]
         reached = ", ".join(f"{name} {value:g}" for name, value in constants()._asdict().items())
-        return f"went in: {', '.join(given)}; of these {reached} (data/cost_constants.json)"
+        return f"inputs: {', '.join(given)}; constants: {reached} (data/cost_constants.json)"
 
 
 def _drawn(
