@@ -228,7 +228,9 @@ def timed_out(statuses: list[RankStatus], seconds: float, state: str) -> str:
             "All are in the same collective: its data may only need longer, with timeout=… in seconds."
         )
     elif not stuck:
-        parts.append("No rank is in a collective: it may only need longer, with timeout=… in seconds.")
+        parts.append(
+            "No rank is in a counted collective: it may only need longer, with timeout=… in seconds."
+        )
     helped = {r: s.where["help"] for r, s in enumerate(statuses) if s.where and s.where["help"]}
     parts += [f"That is no proof of a hang: rank {r} {what}." for r, what in list(helped.items())[:3]]
     return "\n".join(parts + [state])

@@ -132,7 +132,9 @@ class View:
         self.has_printed, self.places = False, ""
 
     def stands(self, places: str) -> None:
-        """Set where the ranks are if none has moved for some seconds; '' when one has moved."""
+        """Set where the ranks are if none has moved for some seconds, and what was measured; '' when one
+        has moved.
+        """
         if os.environ.get("THREE_AXES_PROGRESS") != "":  # nothing of it in stored output
             self.places = places  # the variable keeps such lines out of stored outputs
 
@@ -173,7 +175,7 @@ class View:
         until = "" if self.timeout is None else f" of {self.timeout:g} s at most"
         text = f"The ranks are still running: {seconds:.0f} s{until}. The stop button ends this."
         if self.places:
-            text = f"{seconds:.0f} s{until}; nothing moves. {self.places}"
+            text = f"{seconds:.0f} s{until}; {self.places}"
         if self.line.desc != text:
             self.line.set_description_str(text)
 

@@ -151,13 +151,13 @@ class Processes:
         seconds: float | None,
         captured=None,
         view=None,
-        standstill=None,
+        polls=None,
         late: tuple[int, dict] | None = None,
     ) -> dict[int, tuple]:
         """Wait for the answers `kind` to call `number`, and read the ranks' output meanwhile.
 
         Returns early, with fewer answers, when an answer reports that its rank failed, when a process ends,
-        when `standstill` proves that no rank can continue, or after `seconds`. `captured` takes the output.
+        when `polls` proves that no rank can continue, or after `seconds`. `captured` takes the output.
         late: (the number of an earlier call, a dict for answers to that call that arrive now).
         """
         captured = captured or [output.Captured() for _ in range(len(self.processes))]
@@ -199,8 +199,8 @@ class Processes:
                             ended |= kind == "done" and not rest[0]
                 else:
                     ended = True
-            if standstill and not ended:
-                ended = standstill.is_proven(answers, captured) or not all(ok for ok, *_ in answers.values())
+            if polls and not ended:
+                ended = polls.is_proven(answers, captured) or not all(ok for ok, *_ in answers.values())
             if view:
                 view.tick(progress, len(self.processes))
             if ended:

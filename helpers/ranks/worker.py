@@ -265,8 +265,8 @@ class Rank:
                 self._send("where", *details, self._where())
             elif kind == "moves":
                 question, number = details
-                # Until this call has begun, the moves are those of the call before.
-                is_its = number in (self.running, self.ended)
+                # Not counted, no moves are recorded; until this call has begun, they are of the call before.
+                is_its = self.recorder.on and number in (self.running, self.ended)
                 look = self.recorder.moves.look(self.ended == number) if is_its else None
                 self._send("moves", question, look, self.returned == number)
             elif kind == "abort":

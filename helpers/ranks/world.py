@@ -32,7 +32,7 @@ from . import arguments, current, failure, folders, output, server
 from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, RankStatus
 from .messages import Setup, dumps
 from .processes import START_SECONDS, NoMessage, Processes, WorldClosed
-from .standstill import Standstill
+from .standstill import Polls
 
 # Time limits: for all ranks to form the group again, on a busy machine;
 REJOIN_SECONDS = 60.0
@@ -303,11 +303,11 @@ class World:
                 self._restart()
                 why = failure.not_taken(slow, self.n, len(payload), timeout, FRESH)
                 raise RankError(why, "timeout", slow, False, [RankStatus() for _ in range(self.n)])
-            standstill = Standstill(self._ranks, number, view.stands)
-            done = self._ranks.collect("done", number, range(self.n), timeout, captured, view, standstill)
-            left = self._free_unawaited(number, done, captured) if standstill.nobody_waits else None
+            polls = Polls(self._ranks, number, view.stands)
+            done = self._ranks.collect("done", number, range(self.n), timeout, captured, view, polls)
+            left = self._free_unawaited(number, done, captured) if polls.nobody_waits else None
             failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
-            error = self._fail(number, done, captured, timeout, standstill.found) if failed else None
+            error = self._fail(number, done, captured, timeout, polls.found) if failed else None
             self._broken = False
         except KeyboardInterrupt:
             with server.undisturbed(again=False):  # ignore a second press of stop

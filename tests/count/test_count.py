@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from helpers import World, count_from_here, counted_so_far, peak_memory, rank_state
 from helpers.ranks.current import span
 from three_axes import counting, pytorch_private
-from three_axes.count import counter, watch
+from three_axes.count import counter, standstill, watch
 from three_axes.count.against import against
 from three_axes.count.moves import Ahead, Begun, Channel, Look, Operation, Waiting
 from three_axes.count.report import CollectiveCount, Report
@@ -372,14 +372,15 @@ def test_what_is_no_proof_is_told_as_places(tmp_path):
         "dist.all_reduce(torch.ones(3))\n"
     )
     done = counted(tmp_path, "--watch", "--exit", "75", "slow.py", ranks=2)
-    assert done.returncode == 0 and done.stdout.count("nothing has begun or ended for 5 s:") == 1, done.stdout
+    assert done.returncode == 0 and done.stdout.count("and no counted wait has ended for 5 s:") == 1, done.stdout
     assert "rank 0 waits in all_reduce number 1 of world, float32[3]: slow.py, line 6:" in done.stdout
     assert "rank 1 began no collective, and is in slow.py, line 5:" in done.stdout
 
 
 def test_places_are_told_once_and_again_when_they_change_or_after_a_minute(monkeypatch):
     clock, said = SimpleNamespace(now=0.0, monotonic=lambda: clock.now), []
-    monkeypatch.setattr(watch, "time", clock)
+    for module in (watch, standstill):
+        monkeypatch.setattr(module, "time", clock)
     counter = SimpleNamespace(size=1, store=None, meet=lambda: None)
     watched = watch.Watch(counter, said.append, lambda: None)
     watched.stop()

@@ -1,14 +1,18 @@
-"""When a call is stopped whose ranks can never continue, with given looks instead of processes."""
+"""When a call is stopped whose ranks can never continue, and what is said of ranks that do not move."""
 
 import itertools
 import time
 from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from helpers import World
 from helpers.ranks import standstill
 from helpers.ranks.failure import RankStatus
-from three_axes import lines
+from helpers.ranks.output import View
+from three_axes import counting, lines
 from three_axes.count.moves import Begun, Channel, Look, Operation, Waiting
 
 EVERYBODY = (0, 1, 2)
@@ -30,6 +34,9 @@ class Ranks(SimpleNamespace):
         pair = next(self.looks)
         return {0: (pair[0], False), 1: (pair[1], False), 2: (FINISHED, True)}
 
+    def look(self, *_):
+        return [RankStatus(finished=True), RankStatus(), RankStatus()]
+
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
@@ -37,34 +44,67 @@ def at_once(monkeypatch):
     monkeypatch.setattr(standstill, "EVERY", 0)
 
 
-def found(looks):
-    """What is proven from the looks, and how many of them are left."""
-    ranks = Ranks(looks)
-    watched = standstill.Standstill(ranks, 1)
-    while not watched.is_proven({2: ()}, None):
+@pytest.mark.parametrize(
+    "looks, used",
+    [
+        ([(STANDS, STANDS)] * 3, 2),
+        ([(STANDS, MOVES)] * 3 + [(STANDS, STANDS), (STANDS, MOVES)] + [(STANDS, STANDS)] * 3, 7),
+        ([(STANDS, STANDS), (None, STANDS), (STANDS._replace(moves=2), STANDS), (STANDS, STANDS)] * 2, 5),
+    ],
+    ids=["all stand", "one moves", "one moves unseen"],
+)
+def test_two_looks_without_a_movement_between_them_are_a_proof(looks, used):
+    ranks = Ranks(looks + [(STANDS, STANDS)] * 2)
+    polls = standstill.Polls(ranks, 1)
+    while not polls.is_proven({2: ()}, None):
         pass
-    return watched.found, len(list(ranks.looks))
+    assert polls.found.kind == "absent" and polls.found.finished == [2]
+    assert len(list(ranks.looks)) == len(looks) + 2 - used
 
 
-def test_where_all_stand_two_looks_are_enough():
-    deadlock, left = found([(STANDS, STANDS)] * 6)
-    assert deadlock.kind == "absent" and deadlock.finished == [2] and left == 4
+SAID = "no counted operation has begun and no counted wait has ended for 0 s"
 
 
-def test_a_rank_that_moves_is_waited_for():
-    deadlock, left = found(
-        [(STANDS, MOVES)] * 3 + [(STANDS, STANDS), (STANDS, MOVES)] + [(STANDS, STANDS)] * 3
-    )
-    assert deadlock.kind == "absent" and left == 1
-
-
-def test_after_some_seconds_without_a_movement_it_is_said(monkeypatch):
+@pytest.mark.parametrize(
+    "looks, said",
+    [
+        ([(MOVES, MOVES)] * 2, [f"{SAID}. rank 0: finished; ranks 1 and 2: no answer"]),
+        ([(MOVES, None)] * 2, [f"{SAID}, as far as ranks answer. rank 0: "]),
+        ([(Look(k), None) for k in range(3)], []),
+        ([(Look(k), MOVES) for k in range(3)], []),
+        ([(MOVES, MOVES), (MOVES, MOVES), (Look(1), MOVES)], [SAID, ""]),
+        ([(MOVES, MOVES), (None, MOVES), (Look(1), MOVES)], [SAID, ""]),
+    ],
+)
+def test_where_ranks_are_is_said_with_what_was_measured(monkeypatch, looks, said):
     monkeypatch.setattr(lines, "STILL", 0.05)
-    ranks, said = Ranks([(MOVES, MOVES)] * 9), []
-    ranks.look = lambda *_: [RankStatus(finished=True), RankStatus(), RankStatus()]
-    watched = standstill.Standstill(ranks, 1, said.append)
-    watched.is_proven({}, None)
-    time.sleep(0.1)
-    for _ in range(3):
-        watched.is_proven({}, None)
-    assert said == ["", "rank 0: finished; ranks 1 and 2: no answer"]
+    answers = lambda ranks, *_, **__: {r: (look, False) for r, look in enumerate(next(ranks.looks))}
+    monkeypatch.setattr(Ranks, "collect", answers)
+    notes = []
+    polls = standstill.Polls(Ranks([(*pair, MOVES) for pair in looks]), 1, notes.append)
+    for _ in looks:
+        polls.is_proven({}, None)
+        time.sleep(0.06)
+    assert len(notes) == len(said) and all(map(str.startswith, notes, said))
+
+
+@pytest.mark.waits
+def test_where_nothing_is_counted_nothing_is_said_of_movement(monkeypatch):
+    notes = []
+    monkeypatch.setattr(lines, "STILL", 0.3)
+    monkeypatch.setattr(View, "stands", lambda view, places: notes.append(places))
+
+    def trains(counts):
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            with counting() if counts else torch.enable_grad():
+                dist.all_reduce(torch.ones(3), async_op=True).wait()
+                time.sleep(0.1)
+        dist.barrier()
+
+    with World(2, counted=False) as world:
+        for counts in (False, True):
+            world.run(trains, counts)
+        with pytest.raises(Exception, match="No rank is in a counted collective"):
+            world.run(lambda: dist.get_rank() or dist.barrier(), timeout=1)
+    assert notes == []

@@ -10,11 +10,11 @@ from ..doors import door
 __getattr__, __dir__ = door(
     __name__,
     clock=["Span", "Timeline", "shortest"],
-    deadlock=["Deadlock", "prove"],
+    deadlock=["Deadlock"],
     interpose=["interposer"],
     meter=["Recorder"],
-    moves=["Look"],
     report=["CollectiveCount", "Report"],
+    standstill=["Seen", "Standstill"],
     threads=["OwnThread"],
     traffic=["Traffic", "side_by_side"],
     wire=["cut"],

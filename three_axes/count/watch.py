@@ -1,9 +1,8 @@
 """`count --watch`: prints where each rank of a job is when nothing moves, and whether a hang is proven.
 
 On each rank a thread writes the rank's state to the store with which the ranks formed their group. The lowest
-rank that is alive reads the states of all. A proof counts only if every rank repeats the same state twice:
-the second repetition was made after the first reading, so all states held at that moment. If nothing is
-proven, the positions of all ranks are printed once.
+rank that is alive reads the states of all, and `standstill` compares them. A state that was written twice
+since the last reading was made after it. If nothing is proven, the positions of all ranks are printed once.
 
 gloo may end a process in the middle of a collective, and other ranks then raise. So each recorder also writes
 to its box (`meter`), a file in the folder that torchrun made for the rank, which outlives the process.
@@ -12,6 +11,7 @@ to its box (`meter`), a file in the folder that torchrun made for the rank, whic
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import sys
@@ -29,9 +29,9 @@ from .. import lines
 from ..foreign import DataUnpickler
 from ..table import ranks
 from .counter import Counter, is_of_reports
-from .deadlock import prove
 from .meter import Queue
 from .moves import Ahead, Begun, Channel, Look, sides_of
+from .standstill import Seen, Standstill
 from .threads import OwnThread
 
 EVERY = 0.15  # seconds
@@ -87,9 +87,10 @@ class Told(NamedTuple):
             recent[oldest["nth"]] = oldest["brought"]
         return recent
 
-    def moved(self) -> tuple:
-        """A value that changes whenever the rank does something."""
-        return self.gone, self.look.moves, self.ahead and self.ahead.complete
+    def seen(self) -> Seen:
+        """The state, in the form in which states of ranks are compared."""
+        moves = self.gone, self.look.moves, self.ahead and self.ahead.complete
+        return Seen(moves, math.inf if self.gone else self.beat, self.look)
 
 
 class Noted(Told):
@@ -112,10 +113,10 @@ def _collective(last: dict) -> str:
 
 
 def places(told: Mapping[int, Told], silent: Collection[int] = ()) -> list[str]:
-    """A line for each group of ranks that do the same. silent: ranks that write no more."""
+    """A line for each group of ranks that do the same. silent: ranks that have written nothing lately."""
     groups: dict[tuple[str, str], list[int]] = {}
-    for rank, one in sorted(told.items()):
-        does = ("does not answer", "do not answer") if rank in silent else one.does()
+    for rank in sorted({*told, *silent}):
+        does = ("does not answer", "do not answer") if rank in silent else told[rank].does()
         groups.setdefault(does, []).append(rank)
     return [f"    {ranks(who)} {does[len(who) > 1]}" for does, who in groups.items()]
 
@@ -178,9 +179,8 @@ class Watch:
         self._main = threading.main_thread().ident or 0
         self._mine, self._told_at, self._seen = Told(0, False, Look(0)), 0.0, -1
         self._lowest = 0  # no lower rank is alive
-        self._before: list[Told | None] = []  # the states that were read when a rank had last moved
-        self._since, self._is_noted = time.monotonic(), False  # when that was, and whether it was printed
-        self._later: list[Told | None] = []  # the states that were read some seconds after that
+        self._standstill, self._is_noted = Standstill(), False
+        self._heard: dict[int, tuple[Told, float]] = {}  # each rank's last state, and when it was first read
         self._noted: dict[tuple, float] = {}  # the ranks' positions in printed notes, and when
         self._unlike: set[str] = set()  # what was printed about collectives that do not match
         self._store: dist.Store | None = None
@@ -261,8 +261,12 @@ class Watch:
         mine, before = self._mine, self._seen
         look, now = self._counter.moves.look(), time.monotonic()
         self._seen = look.moves if look else -1
-        has_stopped = look is not None and before == look.moves != mine.look.moves
-        if look is None or (look.stands is None and now - self._told_at < SELDOM and not has_stopped):
+        if look is None:
+            return
+        has_moved = look.moves != mine.look.moves  # told at once if it is the first movement, or the last
+        if not (
+            look.stands or now - self._told_at > SELDOM or has_moved and (mine.beat or before == look.moves)
+        ):
             return
         if not (look.stands and mine.look.is_still_in(look)):
             at = lines.innermost(lines.of_threads(sys._current_frames).get(self._main))
@@ -274,7 +278,7 @@ class Watch:
             begun = dict(self._counter.moves.begun)
             recent = {channel: list(its.last.copy()) for channel, its in begun.items()}
             mine = mine._replace(ahead=ahead, begun=recent)
-        self._put(mine._replace(beat=mine.beat + 1, look=look))
+        self._put(mine._replace(beat=0 if has_moved else mine.beat + 1, look=look))
 
     def _put(self, told: Told) -> None:
         self._mine = told
@@ -290,43 +294,40 @@ class Watch:
 
     def _judge(self, told: Sequence[Told | None]) -> bool:
         """Print what is proven, or else, once, where all ranks are. Returns whether something was proven."""
-        known = {r: one for r, one in enumerate(told) if one}
+        now, known = time.monotonic(), {r: one for r, one in enumerate(told) if one}
         for new in set(unlike(known)) - self._unlike:
             self._unlike.add(new)
             self._say("\n".join([f"\nin this job {new}. The ranks:", *places(known)]))
-        pairs = [(before, one) for before, one in zip(self._before, told) if before and one]
-        is_still = len(pairs) == len(told) and all(before.moved() == one.moved() for before, one in pairs)
-        if not is_still:
-            self._before, self._later, self._since, self._is_noted = list(told), [], time.monotonic(), False
-            return False
-        again = all(one.gone or one.beat >= before.beat + 2 for before, one in pairs)
-        deadlock = prove([one.look for one in known.values()]) if again and not may_be_freed(known) else None
-        if deadlock:
+        for r, one in known.items():
+            if r not in self._heard or self._heard[r][0] != one:
+                self._heard[r] = one, now
+        answers = {r: one for r, one in known.items() if one.gone or now - self._heard[r][1] < 2 * SELDOM}
+        everybody = range(len(told))
+        deadlock = self._standstill.judge([answers[r].seen() if r in answers else None for r in everybody])
+        if deadlock and not may_be_freed(known):
             deadlock.lines = {r: one.line.number for r, one in known.items() if one.line and not one.gone}
-            self._say_once("no rank can ever go on", [*places(known), str(deadlock)])
-            self._proven()
-            return True
-        seconds = time.monotonic() - self._since
-        if not self._later and seconds > lines.STILL - 2 * SELDOM:
-            self._later = list(told)
-        if not self._is_noted and seconds > lines.STILL:
+            return self._end("no rank can ever go on", [*places(known), str(deadlock)])
+        if self._standstill.seconds < lines.STILL:
+            self._is_noted = False
+        elif not self._is_noted:
             if gone := _hopeless(known):
-                self._say_once("a collective can never be completed", [*places(known), *gone])
-                self._proven()
-                return True
+                return self._end("a collective can never be completed", [*places(known), *gone])
             where = tuple((one.gone, bool(one.look.stands), one.line) for one in known.values())
-            if seconds > AGAIN or time.monotonic() - self._noted.get(where, -AGAIN) > AGAIN:
-                self._is_noted, self._noted[where] = True, time.monotonic()
-                self._note(known)
+            if self._standstill.seconds > AGAIN or now - self._noted.get(where, -AGAIN) > AGAIN:
+                self._is_noted, self._noted[where] = True, now
+                self._note(known, set(everybody) - answers.keys())
         return False
 
-    def _note(self, known: dict[int, Told]) -> None:
-        silent = [r for r, one in known.items() if not one.gone and one == self._later[r]]
+    def _end(self, head: str, more: list[str]) -> bool:
+        self._say_once(head, more)
+        self._proven()
+        return True
+
+    def _note(self, known: dict[int, Told], silent: set[int]) -> None:
         settled = not silent and all(one.gone or one.look.stands for one in known.values())
         why = [f"rank {r} {one.why}" for r, one in known.items() if one.why and settled]
         more = [f"That is no proof of a hang: {'; '.join(why[:3])}."] if why else []
-        head = f"\nin this job nothing has begun or ended for {lines.STILL:g} s:"
-        self._say("\n".join([head, *places(known, silent), *more]))
+        self._say("\n".join([f"\nin this job {self._standstill}:", *places(known, silent), *more]))
 
     def _say_once(self, head: str, more: list[str]) -> None:
         """Print a job's last block, unless another rank has. It then comes before the tracebacks of
