@@ -372,7 +372,9 @@ def test_what_is_no_proof_is_told_as_places(tmp_path):
         "dist.all_reduce(torch.ones(3))\n"
     )
     done = counted(tmp_path, "--watch", "--exit", "75", "slow.py", ranks=2)
-    assert done.returncode == 0 and done.stdout.count("and no counted wait has ended for 5 s:") == 1, done.stdout
+    assert done.returncode == 0 and done.stdout.count("and no counted wait has ended for 5 s:") == 1, (
+        done.stdout
+    )
     assert "rank 0 waits in all_reduce number 1 of world, float32[3]: slow.py, line 6:" in done.stdout
     assert "rank 1 began no collective, and is in slow.py, line 5:" in done.stdout
 

@@ -79,10 +79,8 @@ class Deadlock:
     def __str__(self) -> str:
         if self.kind == "cycle":
             channels = [wait.operation.channel for wait in self.waits]
-            usual = CYCLES.get(
-                frozenset(c.kind for c in channels), "each waits for what the next would do later"
-            )
-            why = _apart(channels) or usual
+            usual = CYCLES.get(frozenset(c.kind for c in channels), "each waits for the next")
+            why = _apart(channels[0], channels[-1]) or usual
             return "; ".join(wait.in_words(self.lines) for wait in self.waits) + f": {why}."
         return self._absent() if self.kind == "absent" else self._disagree()
 
@@ -109,26 +107,12 @@ class Deadlock:
         )
 
 
-def _apart(channels: list[Channel]) -> str:
-    """A description of why operations that look alike never match; '' if no such operations are there."""
-    one, other = channels[0], channels[-1]
-    if {one.kind, other.kind} == {"send", "recv"} and sides_of(one).keys() == sides_of(other).keys():
-        sends, receives = (one, other) if one.kind == "send" else (other, one)
-        if sends.source != receives.source:
-            return ""
-        if sends.group != receives.group:
-            return (
-                f"the one sends in a group of {ranks([*sends.members])}, the other receives in another, of"
-                f" {ranks([*receives.members])}. Both must name one group"
-            )
-        return f"the one sends with tag {sends.tag}, the other receives with tag {receives.tag}"
-    if {c.kind for c in channels} == {"collective"} and len({c.members for c in channels}) == 1:
-        if len({c.group for c in channels}) > 1:
-            return (
-                "these are collectives of two groups that have the same ranks. All must call the collectives"
-                " of both groups in one order"
-            )
-    return ""
+def _apart(one: Channel, other: Channel) -> str:
+    """A description of why two operations that look alike never match; '' if they do not look alike."""
+    if sides_of(one).keys() != sides_of(other).keys() or one.source != other.source:
+        return ""
+    differ = [name for name in ("group", "tag") if getattr(one, name) != getattr(other, name)]
+    return f"these never match, because they differ in {' and '.join(differ)}" if differ else ""
 
 
 def prove(looks: Sequence[Look | None], course: bool = False) -> Deadlock | None:
@@ -140,9 +124,7 @@ def prove(looks: Sequence[Look | None], course: bool = False) -> Deadlock | None
     known = [look for look in looks if look and not look.why and (look.stands or look.ended)]
     if len(known) < len(looks):
         return None
-    seen, finished = _Seen(known), [r for r, look in enumerate(known) if look.ended]
-    if course and (pair := seen.disagreement()):
-        return Deadlock("disagree", pair, pair, finished)
+    seen, finished = _Seen(known, course), [r for r, look in enumerate(known) if look.ended]
     waits = {r: seen.waits(r, waiting) for r, waiting in seen.standing.items()}
     if not waits or any(_may_go_on(*of) for of in waits.values()) or seen.is_under_way():
         return None
@@ -164,7 +146,8 @@ def _may_go_on(operations: list[list[Wait]], every: bool) -> bool:
 class _Seen:
     """The state of all ranks at one moment."""
 
-    def __init__(self, looks: Sequence[Look]):
+    def __init__(self, looks: Sequence[Look], course: bool):
+        self._course = course
         self.begun = [look.begun for look in looks]
         self.open = [look.open for look in looks]
         self.standing = {r: look.stands for r, look in enumerate(looks) if look.stands and not look.ended}
@@ -196,36 +179,32 @@ class _Seen:
         return [[Wait(rank, other, operation, "a message")] for other in others]
 
     def missing(self, rank: int, operation: Operation) -> Iterator[Wait]:
-        """A wait for each rank that has not begun its side of the operation."""
+        """A wait for each rank that has not begun its side of the operation, or has begun another instead."""
         channel, number = operation.channel, operation.number
         if channel.kind == "send" and from_anybody(channel, self.begun):
             return  # the operation may be matched with that receive
-        brought = self.begun[rank][channel].brought(number)
-        is_pair = len(channel.members) == 2
+        mine = self._brought(operation, rank)
         for other in operation.needs:
+            wait = Wait(rank, other, operation, mine or "a collective")
             if self._count(channel, other) < number:
-                yield Wait(rank, other, operation, brought or "a collective")
-            elif (
-                channel.kind == "collective"
-                and operation.marked
-                and brought
-                and (its := self._brought(operation, other))
-            ):
-                if _never_meet(brought, its, is_pair):
-                    yield Wait(rank, other, operation, brought, its)
+                yield wait
+            elif mine and (its := self._brought(operation, other)) and self._never_meet(operation, mine, its):
+                yield wait._replace(instead=its)
 
-    def disagreement(self) -> list[Wait]:
-        """Two ranks that passed to one operation what does not match, if one of them is blocked in it."""
-        for rank, waiting in self.standing.items():
-            for operation in waiting.operations:
-                mine = self._brought(operation, rank)
-                if mine is None or from_anybody(operation.channel, self.begun):
-                    continue
-                for other in sides_of(operation.channel):
-                    its = self._brought(operation, other)
-                    if its is not None and its != mine:
-                        return [Wait(rank, other, operation, mine), Wait(other, rank, operation, its)]
-        return []
+    def _never_meet(self, operation: Operation, one: str, other: str) -> bool:
+        """Whether what two ranks passed to an operation, as described, does not match. For gloo, kinds of
+        collectives do not: it sends the messages of each kind under a tag of their own, except a
+        reduce-scatter's, which it makes of an all-reduce. With two ranks and two roots, each rank does what
+        the other expects to do.
+        """
+        channel = operation.channel
+        if self._course:
+            return one != other and not from_anybody(channel, self.begun)
+        if channel.kind != "collective" or not operation.marked:
+            return False
+        kind = lambda words: re.split(r" (?:of|\()", words)[0].replace("reduce_scatter", "all_reduce")
+        root = lambda words: words.partition(" with root ")[2]
+        return kind(one) != kind(other) or (len(channel.members) == 2 and root(one) != root(other))
 
     def _count(self, channel: Channel, rank: int) -> int:
         return self.begun[rank].get(sides_of(channel)[rank], Begun()).count
@@ -234,18 +213,6 @@ class _Seen:
         """A description of what a rank passed to its side, if that is known."""
         its = sides_of(operation.channel).get(rank, operation.channel)
         return self.begun[rank].get(its, Begun()).brought(operation.number)
-
-
-def _never_meet(one: str, other: str, is_pair: bool) -> bool:
-    """Whether gloo exchanges nothing between two collectives of one number, given as descriptions. It sends
-    the messages of each kind under a tag of their own, except a reduce-scatter's, which it makes of an
-    all-reduce. With two ranks and two roots, each rank does what the other expects to do.
-    """
-    marks = [
-        re.split(r" (?:of|\()", words)[0].replace("reduce_scatter", "all_reduce") for words in (one, other)
-    ]
-    roots = [words.partition(" with root ")[2] for words in (one, other)]
-    return marks[0] != marks[1] or (is_pair and roots[0] != roots[1])
 
 
 def _shortest_cycle(waits: list[Wait]) -> list[Wait]:

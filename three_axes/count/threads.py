@@ -1,17 +1,18 @@
 """What else can act in a rank besides its main thread: a thread, a process, a timer, a signal handler.
 
-Threads and processes from before the reader's first line are known, by number and start time, and so are the
-course's own threads. Some others never free a rank: those of gloo, NCCL and CUDA, whose work is recorded
-elsewhere, tqdm's monitor, and a loader's pool. If a rank has any other, nothing is proven about it.
+Threads and processes from before the reader's first line are known, by number and start time. Some others
+never free a rank: the course's own threads; those of gloo, NCCL and CUDA, whose work is recorded elsewhere;
+tqdm's monitor, and a loader's pool. If a rank has any other, nothing is proven about it.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,6 +24,8 @@ HARMLESS: tuple[str, ...] = ("pt_gloo", "gloo", "pt_tcpstore", "pt_nccl", "nccl"
 HARMLESS += ("pt_autograd", "pt_data_worker", "pt_pin_memory", "torch_shm")
 # Modules of Python threads that never free a rank, and the names that a loader's pool gives its threads.
 MONITORS, FEEDERS = ("tqdm._monitor",), ("QueueFeederThread",)
+ENDED = FileNotFoundError, ProcessLookupError  # raised for what has ended, or what this system does not list
+Started = dict[tuple[str, str], str]  # (number, start time) of threads or processes -> name
 
 
 class OwnThread(threading.Thread):
@@ -33,20 +36,18 @@ class OwnThread(threading.Thread):
 
 
 class Before:
-    """The threads and processes at the moment when this object is made: before the reader's first line."""
+    """What there is when this object is made: before the reader's first line."""
 
     def __init__(self):
-        self._threads = weakref.WeakSet(_pythons())
-        self._running = set(_running())
-        self._tasks, self._children, self._caught = _tasks(), _children(), _caught()
-        self._handlers = _handlers()
+        self._threads, self._hidden = _threads(), _hidden()
+        self._children, self._handlers = _children(), _handlers()
 
     @contextmanager
     def adopting(self) -> Iterator[None]:
-        """Native threads that start in this block also count as known: the course forms a group in it."""
-        then = _tasks()
+        """Threads that start in this block also count as known: the course forms a group in it."""
+        then = _threads()
         yield
-        self._tasks |= {task: name for task, name in _tasks().items() if task not in then}
+        self._threads |= {started: name for started, name in _threads().items() if started not in then}
 
     def since(self, is_placed: bool = False) -> str:
         """A description of the first new thread, process or handler that may act; '' if there is none.
@@ -54,37 +55,33 @@ class Before:
         alive.)
         """
         try:
-            return self._came(is_placed)
+            return self._came(_place if is_placed else lambda ident: "")
         except OSError as e:  # no file descriptor is left to ask the system
             return f"cannot say what runs in it: {e.strerror}"
 
-    def _came(self, is_placed: bool) -> str:
-        threads = _pythons()
-        for thread in threads:
-            if thread not in self._threads and not _is_harmless(thread):
-                return f"has a thread {thread.name!r}{_place(thread.ident) if is_placed else ''}"
-        if hidden := _running() - self._running - {thread.ident for thread in threads}:
-            at = _place(hidden.pop()) if is_placed else ""
-            return f"has a thread that Python's threading does not know{at}"
-        named = {str(thread.native_id) for thread in threads}
-        own = Path("/proc/self/comm").read_text().strip() if self._tasks else ""  # threads inherit this name
-        for task, name in _tasks().items():
-            is_harmless = name.startswith(HARMLESS) and name != own
-            if task not in self._tasks and task[0] not in named and not is_harmless:
-                return f"has a native thread {name!r}"
-        for child, name in _children().items():
-            if child not in self._children and not name.startswith(HARMLESS):
+    def _came(self, place: Callable[[int | None], str]) -> str:
+        if hidden := _hidden() - self._hidden:
+            return f"has a thread that Python's threading does not know{place(hidden.pop())}"
+        now, python = _threads(), {str(thread.native_id): thread for thread in threading.enumerate()}
+        own = {number: name for (number, _), name in now.items()}.get(str(os.getpid()))
+        for started, name in now.items():
+            if started not in self._threads:
+                if thread := python.get(started[0]):
+                    if not _is_harmless(thread, name):
+                        return f"has a thread {thread.name!r}{place(thread.ident)}"
+                elif (
+                    not name.startswith(HARMLESS) or name == own
+                ):  # a thread gets its process's name at first
+                    return f"has a native thread {name!r}"
+        for started, name in _children().items():
+            if started not in self._children and not name.startswith(HARMLESS):
                 return f"has started a process, {name!r}"
-        return self._signalled()
-
-    def _signalled(self) -> str:
         if hasattr(signal, "getitimer") and signal.getitimer(signal.ITIMER_REAL)[0] > 0:
             return "has set a timer, which will send a signal"
-        handlers = _handlers()
-        known = {n for n, handler in handlers.items() if _is_own(handler)}
-        new = {n for n, handler in handlers.items() if handler != self._handlers[n]} - known
-        if new := new | _caught() - self._caught - known:
-            return f"has a handler of {getattr(min(new), 'name', 'a signal')}"
+        for number, handler in _handlers().items():
+            is_known = number in self._handlers and self._handlers[number] == handler
+            if not is_known and not _is_own(handler):
+                return f"has a handler of {getattr(number, 'name', 'a signal')}"
         return ""
 
 
@@ -96,26 +93,15 @@ def is_in_backward() -> bool:
     return frame is not None and frame.f_code.co_name == "_engine_run_backward"
 
 
-def _pythons() -> list[threading.Thread]:
-    """The threads that Python started. (Python also registers a C thread that has asked for itself once.)"""
-    kept = getattr(threading, "_DummyThread", ())
-    return [thread for thread in threading.enumerate() if not isinstance(thread, kept)]
+def _hidden() -> set[int]:
+    """The threads that run Python and that `threading` does not know. This asks for no frames."""
+    return set(lines.of_threads(sys._current_exceptions)) - {t.ident for t in threading.enumerate()}
 
 
-def _running() -> set[int]:
-    """All threads that run Python. This list makes no frames."""
-    return set(lines.of_threads(sys._current_exceptions))
-
-
-def _is_harmless(thread: threading.Thread) -> bool:
+def _is_harmless(thread: threading.Thread, name: str) -> bool:
+    """name: the system's. A thread that was started on one of gloo's has gloo's name there."""
     named = isinstance(thread, OwnThread) or type(thread).__module__ in MONITORS
-    return named or thread.name in FEEDERS or _name(thread.native_id).startswith("pt_pin_memory")
-
-
-def _name(native_id: int | None) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/self/task/{native_id}/comm").read_text().strip()
-    return ""
+    return named or thread.name in FEEDERS or name.startswith("pt_pin_memory")
 
 
 def _place(ident: int | None) -> str:
@@ -124,34 +110,51 @@ def _place(ident: int | None) -> str:
     return f" in {lines.place(at)}" if at else ""
 
 
-def _tasks() -> dict[tuple[str, str], str]:
-    """(number, start) -> name, for each thread that the system knows; {} if the system does not list them."""
-    return dict(_alive(Path("/proc/self/task").glob("*/stat")))
+def _threads() -> Started:
+    """This process's threads; those that Python knows, if the system does not list them."""
+    if tasks := _tasks():
+        return _alive(f"/proc/self/task/{task}/stat" for task in tasks)
+    return {(str(thread.native_id), ""): thread.name for thread in threading.enumerate()}
 
 
-def _children() -> dict[tuple[str, str], str]:
-    """The same for this process's children, without multiprocessing's resource tracker."""
+def _children() -> Started:
+    """This process's children, without multiprocessing's resource tracker."""
     tidies = str(cpython_private.resource_tracker_pid())
     numbers: list[str] = []
-    for file in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # the thread has ended
-            numbers += file.read_text().split()
-    return dict(_alive(Path(f"/proc/{number}/stat") for number in numbers if number != tidies))
+    for task in _tasks():
+        with suppress(*ENDED):
+            numbers += Path(f"/proc/self/task/{task}/children").read_text().split()
+    return _alive(f"/proc/{number}/stat" for number in numbers if number != tidies)
 
 
-def _alive(files: Iterator[Path]) -> Iterator[tuple[tuple[str, str], str]]:
+def _tasks() -> list[str]:
+    with suppress(FileNotFoundError):
+        return os.listdir("/proc/self/task")
+    return []
+
+
+def _alive(files: Iterable[str]) -> Started:
     """Parse proc_pid_stat(5): number (name) state …, and the start time in field 22."""
+    alive = {}
     for file in files:
-        with suppress(OSError):  # it has ended
-            number, _, more = file.read_text().partition(" (")
+        with suppress(*ENDED):
+            number, _, more = Path(file).read_text().partition(" (")
             name, _, fields = more.rpartition(") ")
             state, *others = fields.split()
             if state not in "ZX":
-                yield (number, others[18]), name
+                alive[number, others[18]] = name
+    return alive
 
 
 def _handlers() -> dict[int, object]:
-    return {number: signal.getsignal(number) for number in signal.valid_signals()}
+    """The handlers of the signals that this process handles. Of a handler in C, Python knows the one before;
+    that it handles the signal is known from proc_pid_status(5).
+    """
+    caught = -1  # if the system does not say: all
+    with suppress(FileNotFoundError):
+        status = Path("/proc/self/status").read_text()
+        caught = int(re.findall(r"^SigCgt:\s*(\w+)", status, re.M)[0], 16)
+    return {n: signal.getsignal(n) for n in signal.valid_signals() if caught >> (n - 1) & 1}
 
 
 def _is_own(handler: object) -> bool:
@@ -159,11 +162,3 @@ def _is_own(handler: object) -> bool:
     file = getattr(getattr(handler, "__code__", None), "co_filename", "")
     of_loader = getattr(handler, "__module__", None) == pytorch_private.HANDLES_LOADERS
     return of_loader or file.startswith(tuple(map(str, lines.COURSE)))
-
-
-def _caught() -> set[int]:
-    """The signals that this process handles, even in C; empty if the system does not list them."""
-    with suppress(OSError, IndexError):
-        mask = int(Path("/proc/self/status").read_text().split("SigCgt:")[1].split()[0], 16)
-        return {number for number in signal.valid_signals() if mask >> (number - 1) & 1}
-    return set()
