@@ -289,7 +289,7 @@ class Rank:
             "stack": lines.stack(frame),
             "in": self.recorder.pending() or forms,
             "waits": bool(self.recorder.moves.awaited() or interposer.inside or forms),
-            "help": self.recorder.moves.why(is_placed=True),
+            "help": self.recorder.moves.why(),
         }
 
     def _forming(self, frame, line) -> dict | None:

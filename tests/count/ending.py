@@ -3,13 +3,10 @@ threads: another thread, a callback, a time limit, or a connection that another 
 each program of ENDS ended in each of five runs.
 """
 
-import ctypes
 import functools
-import operator
 import threading
 import time
 from _thread import start_new_thread
-from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -77,31 +74,6 @@ def _follows(leaves) -> None:
 @by
 def timer():
     threading.Timer(LONG, sends).start()
-
-
-@by
-def low_level_thread():
-    start_new_thread(sends_later, ())
-
-
-@by
-def thread_of_c():
-    kind = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
-    call, thread = kind(sends_later), ctypes.c_ulong()
-    ctypes.CDLL(None).pthread_create(ctypes.byref(thread), None, call, None)
-    return lambda: ctypes.CDLL(None).pthread_join(thread, None) and call
-
-
-@by
-def thread_that_sleeps_in_c():
-    """The thread has no Python frame until it sends."""
-    steps = functools.partial(time.sleep, LONG), sends
-    start_new_thread(functools.partial(deque, map(operator.call, steps)), ())
-
-
-@by
-def thread_that_is_named_as_the_courses_own():
-    threading.Thread(target=sends_later, name="three-axes").start()
 
 
 @by

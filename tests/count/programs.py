@@ -165,7 +165,7 @@ def moments(me: int, steps: list[Step]) -> list[Moment]:
     moves, begun, out = Moves(), [], []
 
     def note(waiting: Waiting | None = None, joins: bool = False, rests: bool = False) -> None:
-        copy = {channel: Begun(its.count, its.first[:]) for channel, its in moves.begun.items()}
+        copy = {channel: Begun(its.count, its.last.copy()) for channel, its in moves.begun.items()}
         out.append(Moment(copy, tuple(begun), waiting, joins, rests))
 
     note()

@@ -28,7 +28,7 @@ from three_axes.count import counter, standstill, watch
 from three_axes.count.against import against
 from three_axes.count.moves import Ahead, Begun, Channel, Look, Operation, Waiting
 from three_axes.count.report import CollectiveCount, Report
-from three_axes.count.watch import Told
+from three_axes.count.told import Told, may_be_freed, unlike
 from three_axes.lines import Line
 from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.plan import MODELS, Job, Layout
@@ -229,34 +229,6 @@ def counted(tmp_path, *arguments: str, ranks: int) -> subprocess.CompletedProces
     return forked.command("three_axes", "count", *arguments, cwd=tmp_path, ranks=ranks)
 
 
-SPAWNS = """
-import os, sys
-import torch, torch.distributed as dist, torch.multiprocessing as mp
-
-def rank(r, folder):
-    dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=r, world_size=2)
-    dist.all_reduce(torch.ones(5))
-    os.write(1, f"rank {r} is here\\n".encode())  # at once: two ranks print into one pipe
-
-if __name__ == "__main__":
-    mp.spawn(rank, (os.getcwd(),), nprocs=2)
-"""
-
-
-@pytest.mark.slow
-def test_ranks_that_a_script_spawns_itself_are_not_said_to_have_called_nothing(tmp_path):
-    (tmp_path / "spawns.py").write_text(SPAWNS)
-    # The script runs in its own Python, because a spawned process imports the main script of its parent.
-    command = [sys.executable, "-m", "three_axes", "count", "spawns.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0 and "rank 0 is here" in done.stdout and "rank 1 is here" in done.stdout
-    told = (
-        "spawns.py called no collective in the process that was counted. Ranks that a script starts itself,"
-    )
-    assert f"{told} with mp.spawn say, are not counted" in " ".join((done.stdout + done.stderr).split())
-    assert "torchrun --nproc-per-node 4 -m three_axes count spawns.py" in done.stdout + done.stderr
-
-
 @pytest.mark.slow
 def test_a_script_that_leaves_at_once_or_fails(tmp_path):
     begin = "import os, sys, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
@@ -288,95 +260,71 @@ def test_a_hang_of_a_script_is_proven_and_ends_the_job(tmp_path):
     assert "rank 1 waits to receive from rank 0 (line 5): everybody receives before anybody" in done.stdout
 
 
-UNEVEN = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-for k in range(4 if dist.get_rank() == {ends} else 5):
-    dist.all_reduce(torch.ones(3))
-"""
-
-
-@pytest.mark.parametrize("ends", [0, 1])
-def test_who_ended_first_is_told_at_once_whoever_it_is(tmp_path, ends):
-    (tmp_path / "uneven.py").write_text(UNEVEN.format(ends=ends))
-    done = counted(tmp_path, "--watch", "--exit", "75", "uneven.py", ranks=2)
-    assert f"rank {ends} ended its script after all_reduce number 4 of world, float32[3]" in done.stdout
-    last = f"rank {1 - ends} began all_reduce number 5 of world, float32[3] last, in uneven.py, line 5:"
-    assert last in done.stdout and "means nothing" not in done.stdout
-    assert (
-        done.stdout.count("in this job") == 1 and f"rank {ends} never came, for it has ended." in done.stdout
+def uneven(ends: int) -> tuple:
+    """Rank `ends` of two calls one all-reduce less."""
+    return (
+        2,
+        f"for _ in range(4 if rank == {ends} else 5):\n    dist.all_reduce(x)",
+        [
+            f"rank {ends} ended its script after all_reduce number 4 of world, float32[3]",
+            f"rank {1 - ends} began all_reduce number 5 of world, float32[3] last, in train.py, line 6:",
+            f"rank {ends} never came, for it has ended.",
+        ],
     )
 
 
-def test_of_who_ends_before_it_is_looked_at_the_end_is_known(tmp_path):
-    (tmp_path / "none.py").write_text(
-        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "if dist.get_rank(): dist.all_reduce(torch.ones(3))\n"
-    )
-    done = counted(tmp_path, "--watch", "--exit", "75", "none.py", ranks=2)
-    assert "rank 0 ended its script before any collective" in done.stdout, done.stderr
-    assert "rank 0 never came, for it has ended." in done.stdout
+WATCHED = {  # ranks, the script after its first four lines, what is said
+    "rank 0 ends first": uneven(0),
+    "rank 1 ends first": uneven(1),
+    "a rank ends before it is looked at": (
+        2,
+        "if rank: dist.all_reduce(x)",
+        ["rank 0 ended its script before any collective", "rank 0 never came, for it has ended."],
+    ),
+    "a rank has left its last collective, and is elsewhere": (
+        3,
+        "dist.all_reduce(x)\nif rank == 2: time.sleep(3) or exit(5)\nwhile rank == 1: time.sleep(0.1)\n"
+        "dist.all_reduce(x)",
+        ["    rank 1 began all_reduce number 1 of world, float32[3] last, and is in train.py, line 7:"],
+    ),
+    "gloo aborts the process that brought fewer bytes": (
+        3,
+        "def tower(): dist.all_reduce(torch.ones(2000))\ndef text(): dist.all_reduce(torch.ones(100))\n"
+        "if rank < 2: tower()\ntext()",
+        [
+            "rank 2 began all_reduce number 1 of world, float32[100] last, in train.py, line 6:",
+            "ranks 0 and 1 began all_reduce number 1 of world, float32[2000] last, in train.py, line 5:",
+        ],
+    ),
+    "a thread runs, so nothing is proven": (
+        2,
+        "late = threading.Thread(target=time.sleep, args=(9,))\nlate.start()\nif rank: late.join()\n"
+        "dist.all_reduce(x)",
+        [
+            "no counted operation has begun and no counted wait has ended for 5 s:",
+            "rank 0 waits in all_reduce number 1 of world, float32[3]: train.py, line 8:",
+            "rank 1 began no collective, and is in train.py, line 7:",
+        ],
+    ),
+    # gloo raises on rank 0 when rank 1's connection closes, and the script continues.
+    "a rank is freed by another's end": (
+        2,
+        "if rank == 0:\n    try: dist.all_reduce(x)\n    except RuntimeError: print('goes on')",
+        [],
+    ),
+}
+GO_ON = "a thread runs, so nothing is proven", "a rank is freed by another's end"
 
 
-def test_where_a_rank_is_that_began_one_collective_and_left_it(tmp_path):
-    """The report has the line where the rank is now, not the line where it called its last collective."""
-    (tmp_path / "polls.py").write_text(
-        "import time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "dist.all_reduce(torch.ones(3))\n"
-        "if dist.get_rank() == 2: time.sleep(3) or exit(5)\n"
-        "while dist.get_rank() == 1: time.sleep(0.1)\n"
-        "dist.all_reduce(torch.ones(3))\n"
-    )
-    told = counted(tmp_path, "--watch", "polls.py", ranks=3).stdout
-    began = "    rank 1 began all_reduce number 1 of world, float32[3] last, and is in polls.py, line 5:"
-    assert began in told, told
-
-
-def test_who_is_freed_by_the_end_of_another_rank_is_left_alone(tmp_path):
-    """gloo raises on rank 0 when rank 1's connection closes, and the script continues. So `--watch --exit`
-    must not end the job.
-    """
-    (tmp_path / "goes_on.py").write_text(
-        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "if dist.get_rank() == 0:\n"
-        "    try: dist.all_reduce(torch.ones(3))\n"
-        "    except RuntimeError: print('goes on')\n"
-    )
-    done = counted(tmp_path, "--watch", "--exit", "75", "goes_on.py", ranks=2)
-    assert done.returncode == 0 and "goes on" in done.stdout and "in this job" not in done.stdout, done.stderr
-
-
-def test_who_skips_a_collective_is_named_before_the_tracebacks(tmp_path):
-    """gloo aborts the process of the rank that brought fewer bytes, so `--watch` must report before that."""
-    (tmp_path / "skips.py").write_text(
-        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "def tower(): dist.all_reduce(torch.ones(2000))\n"
-        "def text(): dist.all_reduce(torch.ones(100))\n"
-        "if dist.get_rank() < 2: tower()\n"
-        "text()\n"
-    )
-    done = counted(tmp_path, "--watch", "skips.py", ranks=3)
-    told = done.stdout
-    assert done.returncode and told.count("in this job") == 1, done.stderr
-    assert "rank 2 began all_reduce number 1 of world, float32[100] last, in skips.py, line 4:" in told
-    assert (
-        "ranks 0 and 1 began all_reduce number 1 of world, float32[2000] last, in skips.py, line 3:" in told
-    )
-
-
-def test_what_is_no_proof_is_told_as_places(tmp_path):
-    (tmp_path / "slow.py").write_text(
-        "import threading, time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "late = threading.Thread(target=time.sleep, args=(9,))\nlate.start()\n"
-        "if dist.get_rank(): late.join()\n"
-        "dist.all_reduce(torch.ones(3))\n"
-    )
-    done = counted(tmp_path, "--watch", "--exit", "75", "slow.py", ranks=2)
-    assert done.returncode == 0 and done.stdout.count("and no counted wait has ended for 5 s:") == 1, (
-        done.stdout
-    )
-    assert "rank 0 waits in all_reduce number 1 of world, float32[3]: slow.py, line 6:" in done.stdout
-    assert "rank 1 began no collective, and is in slow.py, line 5:" in done.stdout
+@pytest.mark.parametrize("name", WATCHED)
+def test_what_is_said_of_a_watched_script_and_what_ends_it(tmp_path, name):
+    size, script, said = WATCHED[name]
+    begin = "import threading, time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    (tmp_path / "train.py").write_text(f"{begin}rank = dist.get_rank()\nx = torch.ones(3)\n{script}\n")
+    done = counted(tmp_path, "--watch", "--exit", "75", "train.py", ranks=size)
+    assert all(words in done.stdout for words in said), done.stdout + done.stderr
+    assert (done.returncode == 0) is (name in GO_ON) and "means nothing" not in done.stdout
+    assert done.stdout.count("in this job") == (len(said) > 0), "one block"
 
 
 def test_places_are_told_once_and_again_when_they_change_or_after_a_minute(monkeypatch):
@@ -390,7 +338,7 @@ def test_places_are_told_once_and_again_when_they_change_or_after_a_minute(monke
     def stays(seconds: int, moves: int, line: int) -> int:
         """The number of notes so far, after the rank has stayed `seconds` in `line`."""
         for beat in range(seconds):
-            watched._judge([Told(beat, False, Look(moves), Line("train.py", line, "step"))])
+            watched._judge([Told(beat, Look(moves), Line("train.py", line, "step"))])
             clock.now += 1
         return len(said)
 
@@ -408,24 +356,24 @@ MESSAGE = Channel("recv", "0", (0, 1, 2), 1, 0)
 
 def waiting_in(channel: Channel) -> Told:
     operation = Operation(channel, 1, (0, 1))
-    return Told(9, False, Look(1, Waiting((operation,)), begun={channel: Begun(1, ["a message"])}))
+    return Told(9, Look(1, Waiting((operation,)), begun={channel: Begun(1)}))
 
 
 @pytest.mark.parametrize(
     "channel, gone, frees", [(PAIR, 1, True), (PAIR, 2, False), (MESSAGE, 1, True), (MESSAGE, 2, False)]
 )
 def test_the_end_of_a_process_frees_who_is_in_an_operation_with_it(channel, gone, frees):
-    told = {0: waiting_in(channel), gone: Told(9, True, Look(1, ended=True))}
-    assert watch.may_be_freed(told) is frees
+    told = {0: waiting_in(channel), gone: Told(9, Look(1, ended=True))}
+    assert may_be_freed(told) is frees
 
 
 def test_what_ranks_bring_to_one_collective_is_held_against_each_other():
     oldest = {"channel": PAIR, "nth": 3, "brought": "all_reduce of float32[2]"}
-    one = Told(1, False, Look(1), ahead=Ahead(12, 2, oldest), begun={PAIR: [(12, "barrier")]})
-    other = Told(1, False, Look(1), begun={PAIR: [(2, "barrier"), (3, "all_reduce of float32[3]")]})
-    (words,) = watch.unlike({0: one, 1: other})
+    one = Told(1, Look(1), ahead=Ahead(12, 2, oldest), begun={PAIR: [(12, "barrier")]})
+    other = Told(1, Look(1), begun={PAIR: [(2, "barrier"), (3, "all_reduce of float32[3]")]})
+    (words,) = unlike({0: one, 1: other})
     assert "number 3 of ranks 0 and 1" in words and "rank 1: all_reduce of float32[3]" in words
-    assert watch.unlike({0: one, 1: other._replace(begun={PAIR: other.begun[PAIR][:1]})}) == []
+    assert not [*unlike({0: one, 1: other._replace(begun={PAIR: other.begun[PAIR][:1]})})]
 
 
 def test_a_report_from_the_store_is_data():
@@ -482,7 +430,7 @@ def test_the_documented_run_is_what_it_says(tmp_path):
         (["nowhere.py"], "there is no script 'nowhere.py'"),
         (["--model", "llama-3-8b", "train.py"], "--model needs --batch and --seq too"),
         (["--json", "no/where.json", "train.py"], "no such folder"),
-        (["train.py"], "called no collective"),
+        (["train.py"], "called no collective in the process that was counted. Ranks that a script starts"),
     ],
 )
 def test_what_cannot_be_counted_is_said(tmp_path, arguments, sentence):
@@ -530,20 +478,6 @@ def test_differences_have_words(layout, change, phrase):
     job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=2048, framework=TITAN)
     table, words = against(change(as_predicted(job, layout)), job, layout)
     assert words and all(phrase in word for word in words), words
-
-
-def test_wide_numbers_in_small_units_have_both_words():
-    layout = TITAN.layout(dp=8, microbatch=4, zero=3)
-    job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=2048, framework=TITAN)
-    rows = more(units(as_predicted(job, layout), 7), "all_gather", 2, "float32")
-    _, words = against(rows, job, layout)
-    assert (
-        "its numbers are float32" in words[0] and "; in 455 calls, not 65: its units are smaller" in words[0]
-    )
-    assert words[1].startswith("reduce_scatter on dp: in 231 calls, not 33: its units are smaller")
-    again = more(units(as_predicted(job, layout), 3), "all_gather", 3)  # three times: the units are the same
-    _, words = against([row for row in again if row.op == "all_gather"], job, layout)
-    assert words[0] == "all_gather on dp: 3.00 times the predicted bytes, in 195 calls, not 65"
 
 
 def units(rows, factor: float):

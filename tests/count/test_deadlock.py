@@ -16,7 +16,7 @@ from helpers import draw
 from helpers.ranks import current
 from helpers.ranks.failure import RankError
 from three_axes.count.deadlock import prove
-from three_axes.count.moves import KEPT_FIRST, KEPT_LAST, Channel, Look, Moves, Operation, Waiting
+from three_axes.count.moves import Channel, Look, Moves, Operation, Waiting
 from three_axes.paper.collectives import needs
 
 PROGRAMS = int(os.environ.get("THREE_AXES_PROGRAMS", 100))  # random programs to check
@@ -84,19 +84,6 @@ def test_only_the_smallest_set_is_named():
     )
     of_three, of_two = [waits_for(r, (r + 1) % 3) for r in range(3)], [waits_for(3, 4), waits_for(4, 3)]
     assert prove(of_three + of_two).ranks == [3, 4]
-
-
-def test_what_was_brought_is_kept_of_the_first_and_the_last():
-    moves, many = Moves(), KEPT_FIRST + 3 * KEPT_LAST
-    for number in range(1, many + 1):
-        assert moves.begin(ALL, f"call {number}") == number
-    brought = moves.begun[ALL].brought
-    for number in (1, KEPT_FIRST, many - KEPT_LAST + 1, many - 1, many):
-        assert brought(number) == f"call {number}"
-    for number in (KEPT_FIRST + 1, many - KEPT_LAST, many + 1):
-        assert brought(number) is None
-    moves.take_back(ALL)
-    assert moves.begun[ALL].count == many - 1 and brought(many - 1) == f"call {many - 1}"
 
 
 def test_a_rank_that_moved_never_looks_as_before():

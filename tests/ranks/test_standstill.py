@@ -17,7 +17,7 @@ from three_axes.count.moves import Begun, Channel, Look, Operation, Waiting
 
 EVERYBODY = (0, 1, 2)
 CHANNEL = Channel("collective", "0", EVERYBODY)
-STANDS = Look(1, Waiting((Operation(CHANNEL, 1, EVERYBODY),)), False, {CHANNEL: Begun(1, ["all_reduce"])})
+STANDS = Look(1, Waiting((Operation(CHANNEL, 1, EVERYBODY),)), False, {CHANNEL: Begun(1)})
 MOVES, FINISHED = Look(0), Look(0, ended=True)
 
 

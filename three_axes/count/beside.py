@@ -22,11 +22,11 @@ OWN = os.path.dirname(torch.__file__) + os.sep, *(str(folder) + os.sep for folde
 
 class Beside:
     """Listens from `__init__` to `leave`. passed_by: called with a description of what happened.
-    barrier_failed: called when a `monitored_barrier` has raised.
+    failed: called when a `monitored_barrier` has raised.
     """
 
-    def __init__(self, passed_by: Callable[[str], None], barrier_failed: Callable[[], None]):
-        self._passed_by, self._barrier_failed = passed_by, barrier_failed
+    def __init__(self, passed_by: Callable[[str], None], failed: Callable[[], None]):
+        self._passed_by, self._failed = passed_by, failed
         self._calls, self.is_capturing = 0, False
         self._own: list[tuple[Any, str, Any]] = []
         names = " and ".join(pytorch_private.missing())
@@ -88,7 +88,7 @@ class Beside:
             try:
                 return barrier(*args, **kwargs)
             except BaseException:
-                self._barrier_failed()
+                self._failed()
                 raise
 
         return met

@@ -142,8 +142,10 @@ class Listener:
     def waited(self, work: dist.Work, start: float) -> None:
         """A wait for a Work is over; it may have failed."""
 
-    def failed(self, work: dist.Work) -> None:
-        """A wait for a Work raised; `waited` comes next."""
+    def failed(self, work: dist.Work | None) -> None:
+        """A wait for a Work raised, and `waited` comes next; or, with None, a `monitored_barrier` raised. The
+        group may have lost a connection.
+        """
 
     def future_taken(self, work: dist.Work) -> None:
         """The program took this Work's future: it waits for the future, and not for the Work."""
@@ -156,9 +158,6 @@ class Listener:
 
     def passed_by(self, what: str) -> None:
         """This process has sent or received data without passing the interposer."""
-
-    def barrier_failed(self) -> None:
-        """A `monitored_barrier` raised: a connection of the group may be lost."""
 
 
 class Network(Protocol):
@@ -249,7 +248,7 @@ class Interposer:
         if self._end_batch:
             setattr(dist.ProcessGroup, pytorch_private.END_OF_BATCH, issued)
         self.axes.listen()
-        self.beside = Beside(partial(self._tell, "passed_by"), partial(self._tell, "barrier_failed"))
+        self.beside = Beside(partial(self._tell, "passed_by"), partial(self._tell, "failed", None))
 
     def _uninstall(self) -> None:
         for library in self._libraries:

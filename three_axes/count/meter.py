@@ -303,10 +303,11 @@ class Recorder(Listener):
         else:
             self._remembered(work)
 
-    def failed(self, work: dist.Work) -> None:
-        """Note that a wait for this Work raised."""
+    def failed(self, work: dist.Work | None) -> None:
+        """Note that a wait raised, for this Work if it is known."""
         self.has_failed = True
-        self._given_up.add(work)
+        if work is not None:
+            self._given_up.add(work)
 
     def future_taken(self, work: dist.Work) -> None:
         """No longer count this Work among those for which nobody waits."""
@@ -334,10 +335,6 @@ class Recorder(Listener):
         for issued in buckets:  # gloo completes the future, for which DDP waits, just before the Work
             issued.ended = True
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
-
-    def barrier_failed(self) -> None:
-        """Note that a connection may be lost."""
-        self.has_failed = True
 
     def passed_by(self, what: str) -> None:
         """From here on, prove nothing about this rank in this call."""

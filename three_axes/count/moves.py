@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from .threads import Before
 
-KEPT_FIRST = 200  # operations of each channel, for a comparison after the call
-KEPT_LAST = 8  # operations of each channel, for a comparison while the call is blocked
+KEPT = 200  # operations of each channel, for a comparison
 PATIENT = 60.0  # seconds: a program may rely on a timeout that is shorter
 NEVER = float("inf")
 
@@ -66,19 +65,17 @@ def brought_to(
 
 @dataclass
 class Begun:
-    """What was begun in one channel: how often, and descriptions of what was passed."""
+    """What was begun in one channel: how often, and (number, description) of what was passed to the last."""
 
     count: int = 0
-    first: list[str] = field(default_factory=list)
-    last: deque[tuple[int, str]] = field(default_factory=partial(deque, maxlen=KEPT_LAST))  # with numbers
+    last: deque[tuple[int, str]] = field(default_factory=partial(deque, maxlen=KEPT))
 
     def brought(self, number: int) -> str | None:
         """The description of what was passed to the operation of this number, from 1; None if it
         was not kept.
         """
-        if number <= len(self.first):
-            return self.first[number - 1]
-        return next((brought for its, brought in self.last if its == number), None)
+        place = number - self.last[0][0] if self.last else 0
+        return self.last[place][1] if 0 <= place < len(self.last) else None
 
 
 class Operation(NamedTuple):
@@ -168,8 +165,6 @@ class Moves:
         begun = self.begun.setdefault(channel, Begun())
         begun.count += 1
         begun.last.append((begun.count, brought))
-        if len(begun.first) < KEPT_FIRST:
-            begun.first.append(brought)
         return begun.count
 
     def take_back(self, channel: Channel) -> None:
@@ -177,8 +172,6 @@ class Moves:
         self._moved()
         begun = self.begun[channel]
         begun.last.pop()
-        if begun.count == len(begun.first):
-            begun.first.pop()
         begun.count -= 1
 
     def stand(self, waits: Callable[[], Waiting]) -> None:
@@ -198,13 +191,13 @@ class Moves:
         stands = self._stands
         return stands().operations if stands else ()
 
-    def why(self, is_placed: bool = False) -> str:
+    def why(self) -> str:
         """A description of what forbids a proof about this rank now; '' if nothing does."""
         if self.blind:
             return self.blind
         if any(operation.limit < PATIENT for operation in (*self.awaited(), *self.open())):
             return "has an operation with a limit of less than a minute"
-        return self.forbids() or self.before.since(is_placed)
+        return self.forbids() or self.before.since()
 
     def look(self, ended: bool = False) -> Look | None:
         """The state of this rank now; None if it moved meanwhile. ended: as in `Look`."""

@@ -49,26 +49,23 @@ class Before:
         yield
         self._threads |= {started: name for started, name in _threads().items() if started not in then}
 
-    def since(self, is_placed: bool = False) -> str:
-        """A description of the first new thread, process or handler that may act; '' if there is none.
-        is_placed: also name the line where a thread is. (Reading its frames keeps the tensors that they hold
-        alive.)
-        """
+    def since(self) -> str:
+        """A description of the first new thread, process or handler that may act; '' if there is none."""
         try:
-            return self._came(_place if is_placed else lambda ident: "")
+            return self._came()
         except OSError as e:  # no file descriptor is left to ask the system
             return f"cannot say what runs in it: {e.strerror}"
 
-    def _came(self, place: Callable[[int | None], str]) -> str:
+    def _came(self) -> str:
         if hidden := _hidden() - self._hidden:
-            return f"has a thread that Python's threading does not know{place(hidden.pop())}"
+            return f"has a thread that Python's threading does not know{_place(hidden.pop())}"
         now, python = _threads(), {str(thread.native_id): thread for thread in threading.enumerate()}
         own = {number: name for (number, _), name in now.items()}.get(str(os.getpid()))
         for started, name in now.items():
             if started not in self._threads:
                 if thread := python.get(started[0]):
                     if not _is_harmless(thread, name):
-                        return f"has a thread {thread.name!r}{place(thread.ident)}"
+                        return f"has a thread {thread.name!r}{_place(thread.ident)}"
                 elif (
                     not name.startswith(HARMLESS) or name == own
                 ):  # a thread gets its process's name at first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ..table import Table, human
-from .moves import Begun, brought_to, from_anybody, sides_of
+from .moves import KEPT, Begun, brought_to, from_anybody, sides_of
 from .report import CollectiveCount, Report
 
 THREE_WAYS = ("predicted", "counted", "on the wire", "wire ÷ predicted")
@@ -78,9 +78,9 @@ class Traffic:
             if from_anybody(channel, self._begun):
                 continue
             sides = {r: its for r, its in sides_of(channel).items() if r not in self._missing}
-            kept = [len(self._begun[r].get(its, Begun()).first) for r, its in sides.items()]
-            is_message = channel.source is not None
-            for number in range(1, 1 + (min(kept) if is_message else max(kept))):
+            counts = [self._begun[r].get(its, Begun()).count for r, its in sides.items()]
+            is_message, last = channel.source is not None, max(counts)
+            for number in range(max(1, last - KEPT + 1), 1 + (min(counts) if is_message else last)):
                 brought = brought_to(channel, number, self._begun)
                 brought = {r: what for r, what in brought.items() if r not in self._missing}
                 one, *others = brought or [0]

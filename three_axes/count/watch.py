@@ -11,17 +11,15 @@ to its box (`meter`), a file in the folder that torchrun made for the rank, whic
 from __future__ import annotations
 
 import json
-import math
 import os
 import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -30,142 +28,21 @@ from ..foreign import DataUnpickler
 from ..table import ranks
 from .counter import Counter, is_of_reports
 from .meter import Queue
-from .moves import Ahead, Begun, Channel, Look, sides_of
-from .standstill import Seen, Standstill
+from .moves import Look
+from .standstill import Standstill
 from .threads import OwnThread
+from .told import SILENT, Told, absent, hopeless, in_box, may_be_freed, places, unlike
 
 EVERY = 0.15  # seconds
 MANY = 300  # ranks for each second of longer waiting, because one rank reads the states of all
 SELDOM = 1.0  # seconds between the messages of a rank that is in no collective
+RECENT = 8  # operations of each channel that a rank on NCCL writes, to be compared
 AGAIN = 60.0  # the same if these positions were printed before: in a slow step that is no news
 ON_NCCL = """\
 watching ranks on NCCL, where the host does not wait for its GPU. Known are the collectives that each rank has
 begun, those that its GPU has completed, and the line of its main thread. A hang is proven only if a rank has
 ended its script; at NCCL's own timeout, 10 minutes, its flight recorder (torchfrtrace) has more."""
 BOX = "last-collective"
-
-
-class Told(NamedTuple):
-    """The state that a rank has written. beat: how often it has written the same look. gone: its script is
-    over, with all functions registered for its end. line: where its main thread is. last: the collective that
-    it waits in, or else the one that it began last, as written to the box. why: a description of what forbids
-    a proof. ahead: how far its GPU is, and begun: what it has begun last, both for NCCL.
-    """
-
-    beat: int
-    gone: bool
-    look: Look
-    line: lines.Line | None = None
-    last: dict | None = None
-    why: str = ""
-    ahead: Ahead | None = None
-    begun: dict[Channel, list[tuple[int, str]]] = {}
-
-    def does(self) -> tuple[str, str]:
-        """(a description of what it does, the same in the plural)."""
-        at = lines.show(self.line) if self.line else "code that is not the script's"
-        last = f"began {_collective(self.last)} last" if self.last else "began no collective"
-        if self.gone:
-            after = f"after {_collective(self.last)}" if self.last else "before any collective"
-            return (f"ended its script {after}", f"ended their scripts {after}")
-        if self.look.stands and self.last:
-            where = f"in {_collective(self.last)}: {at}"
-            return (f"waits {where}", f"wait {where}")
-        if self.ahead and (oldest := self.ahead.oldest):
-            line = f" ({lines.place(lines.Line(*oldest['line']))})" if oldest["line"] else ""
-            last = f"began {self.ahead.begun} on the GPU, {self.ahead.complete} of them complete, the next"
-            last += f" {_collective(oldest)}{line}"
-        return (f"{last}, and is in {at}", f"{last}, and are in {at}")
-
-    def recently(self, channel: Channel) -> dict[int, str]:
-        """Number -> what the rank passed: its last few calls, and the oldest that its GPU has not
-        completed.
-        """
-        recent = dict(self.begun.get(channel, ()))
-        oldest = self.ahead.oldest if self.ahead else None
-        if oldest and Channel(*oldest["channel"]) == channel:
-            recent[oldest["nth"]] = oldest["brought"]
-        return recent
-
-    def seen(self) -> Seen:
-        """The state, in the form in which states of ranks are compared."""
-        moves = self.gone, self.look.moves, self.ahead and self.ahead.complete
-        return Seen(moves, math.inf if self.gone else self.beat, self.look)
-
-
-class Noted(Told):
-    """What is known of a rank by its box alone: where it is by now is not."""
-
-    def does(self) -> tuple[str, str]:
-        """In words."""
-        assert self.last is not None
-        at = f", in {lines.show(lines.Line(*self.last['line']))}" if self.last["line"] else ""
-        began = f"began {_collective(self.last)} last{at}"
-        return began, began
-
-
-def _collective(last: dict) -> str:
-    """'all_reduce number 6 of dp, float32[3]'"""
-    to = {"send": " to", "recv": " from"}.get(last["op"])
-    peer = f"{to} rank {last['needs'][0]}" if to and len(last["needs"]) == 1 else ""
-    of = f", {last['dtype']}{last['shape']}" if last["shape"] is not None else ""
-    return f"{last['op']} number {last['nth']}{peer} of {last['axis']}{of}"
-
-
-def places(told: Mapping[int, Told], silent: Collection[int] = ()) -> list[str]:
-    """A line for each group of ranks that do the same. silent: ranks that have written nothing lately."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for rank in sorted({*told, *silent}):
-        does = ("does not answer", "do not answer") if rank in silent else told[rank].does()
-        groups.setdefault(does, []).append(rank)
-    return [f"    {ranks(who)} {does[len(who) > 1]}" for does, who in groups.items()]
-
-
-def absent(last: dict | None, told: Mapping[int, Told]) -> list[int]:
-    """The ranks that have ended their scripts and never began their side of a rank's last collective."""
-    if last is None:
-        return []
-    sides = sides_of(Channel(*last["channel"]))
-    count = lambda rank: told[rank].look.begun.get(sides[rank], Begun()).count
-    return [rank for rank, one in told.items() if one.gone and rank in sides and count(rank) < last["nth"]]
-
-
-def may_be_freed(told: Mapping[int, Told]) -> bool:
-    """Whether the end of a process whose script is over can make gloo raise in a rank that waits, because a
-    connection between the two closes then.
-    """
-    gone = {rank for rank, one in told.items() if one.gone}
-    waits = (one.look.stands for one in told.values() if one.look.stands and not one.gone)
-    operations = [operation for waiting in waits for operation in waiting.operations if operation.marked]
-    ends = lambda channel: channel.members if channel.kind == "recv_any" else sides_of(channel)
-    return any(not gone.isdisjoint(ends(operation.channel)) for operation in operations)
-
-
-def unlike(told: Mapping[int, Told]) -> list[str]:
-    """Descriptions of collectives of a group to which ranks passed different kinds or sizes. Compared are the
-    last few that each rank has begun, and the oldest that its GPU has not completed.
-    """
-    found = []
-    for channel in dict.fromkeys(channel for one in told.values() for channel in one.begun):
-        its = {rank: told[rank].recently(side) for rank, side in sides_of(channel).items() if rank in told}
-        for number in sorted({number for recent in its.values() for number in recent}):
-            brought = {rank: recent[number] for rank, recent in its.items() if number in recent}
-            if len(set(brought.values())) > 1:
-                each = "; ".join(f"rank {rank}: {what}" for rank, what in brought.items())
-                found.append(
-                    f"collective number {number} of {ranks([*channel.members])} is not alike: {each}"
-                )
-                break
-    return found
-
-
-def _hopeless(told: Mapping[int, Told]) -> list[str]:
-    """Descriptions of collectives on a GPU that a rank never called, although its script has ended."""
-    missing: dict[str, list[int]] = {}
-    for one in told.values():
-        if one.ahead and one.ahead.oldest and (ended := absent(one.ahead.oldest, told)):
-            missing[_collective(one.ahead.oldest)] = ended
-    return [f"{ranks(who)} never came to {what}." for what, who in missing.items()]
 
 
 class Watch:
@@ -177,7 +54,7 @@ class Watch:
         self._counter, self._say, self._proven = counter, say, proven
         self._queue = counter.queue = Queue()
         self._main = threading.main_thread().ident or 0
-        self._mine, self._told_at, self._seen = Told(0, False, Look(0)), 0.0, -1
+        self._mine, self._told_at, self._seen = Told(0, Look(0)), 0.0, -1
         self._lowest = 0  # no lower rank is alive
         self._standstill, self._is_noted = Standstill(), False
         self._heard: dict[int, tuple[Told, float]] = {}  # each rank's last state, and when it was first read
@@ -198,7 +75,7 @@ class Watch:
             with suppress(RuntimeError):  # the store ended with the process that held it
                 begun = dict(self._counter.moves.begun)
                 look = self._counter.moves.look(ended=True) or Look(0, ended=True, begun=begun)
-                self._put(Told(0, True, look._replace(why=""), last=self._counter.last))
+                self._put(Told(0, look._replace(why=""), last=self._counter.last))
                 self._store.set(f"gone/{self._counter.rank}", "")
 
     def stop(self) -> None:
@@ -220,21 +97,21 @@ class Watch:
         with suppress(RuntimeError):
             told = {r: one for r, one in enumerate(self._read(store)) if one}
             gone = {r: one for r, one in told.items() if one.gone}
+            missing, does = absent(self._counter.last, gone), {r: one.does() for r, one in told.items()}
             for note in _boxes():
-                its = told.get(note["rank"], Told(0, False, Look(0)))
+                rank, its = note["rank"], told.get(note["rank"], Told(0, Look(0)))
                 is_its_last = its.last is not None and its.last["number"] == note["number"]
                 # A rank that waited, or that raised, is told by what it began.
                 is_elsewhere = is_its_last and its.line and not its.look.stands
-                if not its.gone and (note["rank"] == self._counter.rank or not is_elsewhere):
-                    told[note["rank"]] = Noted(0, False, Look(0), last=note)
-            missing = absent(self._counter.last, gone)
+                if not its.gone and (rank == self._counter.rank or not is_elsewhere):
+                    does[rank] = in_box(note)
             if self._counter.has_failed or gone:
                 has = "it has" if len(missing) == 1 else "they have"
                 never = [f"{ranks(missing)} never came, for {has} ended."] if missing else []
-                unknown = sorted(set(range(self._counter.size)) - told.keys())
+                unknown = sorted(set(range(self._counter.size)) - does.keys())
                 silent = [f"    of {ranks(unknown)} nothing is known"] if unknown else []
                 head = f"rank {self._counter.rank} raised {type(error).__name__}. The ranks, as known last"
-                self._say_once(head, [*places(told), *silent, *never])
+                self._say_once(head, [*places(does), *silent, *never])
             return bool(missing)
         return False
 
@@ -270,13 +147,12 @@ class Watch:
             return
         if not (look.stands and mine.look.is_still_in(look)):
             at = lines.innermost(lines.of_threads(sys._current_frames).get(self._main))
-            why = self._counter.moves.why(is_placed=True) if look.why else ""
             last = (self._counter.pending() if look.stands else None) or self._counter.last
-            mine = Told(mine.beat, False, look, at, last, why)
+            mine = Told(mine.beat, look, at, last)
         self._told_at = now
         if (ahead := self._queue.now()).begun:
             begun = dict(self._counter.moves.begun)
-            recent = {channel: list(its.last.copy()) for channel, its in begun.items()}
+            recent = {channel: [*its.last.copy()][-RECENT:] for channel, its in begun.items()}
             mine = mine._replace(ahead=ahead, begun=recent)
         self._put(mine._replace(beat=0 if has_moved else mine.beat + 1, look=look))
 
@@ -295,41 +171,42 @@ class Watch:
     def _judge(self, told: Sequence[Told | None]) -> bool:
         """Print what is proven, or else, once, where all ranks are. Returns whether something was proven."""
         now, known = time.monotonic(), {r: one for r, one in enumerate(told) if one}
+        does = {r: one.does() for r, one in known.items()}
         for new in set(unlike(known)) - self._unlike:
             self._unlike.add(new)
-            self._say("\n".join([f"\nin this job {new}. The ranks:", *places(known)]))
+            self._say("\n".join([f"\nin this job {new}. The ranks:", *places(does)]))
         for r, one in known.items():
             if r not in self._heard or self._heard[r][0] != one:
                 self._heard[r] = one, now
         answers = {r: one for r, one in known.items() if one.gone or now - self._heard[r][1] < 2 * SELDOM}
-        everybody = range(len(told))
-        deadlock = self._standstill.judge([answers[r].seen() if r in answers else None for r in everybody])
+        silent = sorted(set(range(len(told))) - answers.keys())
+        deadlock = self._standstill.judge(
+            [answers[r].seen() if r in answers else None for r in range(len(told))]
+        )
         if deadlock and not may_be_freed(known):
             deadlock.lines = {r: one.line.number for r, one in known.items() if one.line and not one.gone}
-            return self._end("no rank can ever go on", [*places(known), str(deadlock)])
+            return self._end("no rank can ever go on", [*places(does), str(deadlock)])
         if self._standstill.seconds < lines.STILL:
             self._is_noted = False
         elif not self._is_noted:
-            if gone := _hopeless(known):
-                return self._end("a collective can never be completed", [*places(known), *gone])
+            if gone := hopeless(known):
+                return self._end("a collective can never be completed", [*places(does), *gone])
             where = tuple((one.gone, bool(one.look.stands), one.line) for one in known.values())
             if self._standstill.seconds > AGAIN or now - self._noted.get(where, -AGAIN) > AGAIN:
                 self._is_noted, self._noted[where] = True, now
-                self._note(known, set(everybody) - answers.keys())
+                wait = not silent and all(one.gone or one.look.stands for one in known.values())
+                why = [f"rank {r} {one.look.why}" for r, one in known.items() if one.look.why and wait]
+                more = [f"That is no proof of a hang: {'; '.join(why[:3])}."] if why else []
+                table = places(does | dict.fromkeys(silent, SILENT))
+                self._say("\n".join([f"\nin this job {self._standstill}:", *table, *more]))
         return False
 
-    def _end(self, head: str, more: list[str]) -> bool:
+    def _end(self, head: str, more: Iterable[str]) -> bool:
         self._say_once(head, more)
         self._proven()
         return True
 
-    def _note(self, known: dict[int, Told], silent: set[int]) -> None:
-        settled = not silent and all(one.gone or one.look.stands for one in known.values())
-        why = [f"rank {r} {one.why}" for r, one in known.items() if one.why and settled]
-        more = [f"That is no proof of a hang: {'; '.join(why[:3])}."] if why else []
-        self._say("\n".join([f"\nin this job {self._standstill}:", *places(known, silent), *more]))
-
-    def _say_once(self, head: str, more: list[str]) -> None:
+    def _say_once(self, head: str, more: Iterable[str]) -> None:
         """Print a job's last block, unless another rank has. It then comes before the tracebacks of
         all ranks.
         """
