@@ -31,8 +31,8 @@ from three_axes.paper import Network
 from . import arguments, current, failure, folders, output, server
 from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, RankStatus
 from .messages import Setup, dumps
+from .polls import Polls
 from .processes import START_SECONDS, NoMessage, Processes, WorldClosed
-from .standstill import Polls
 
 # Time limits: for all ranks to form the group again, on a busy machine;
 REJOIN_SECONDS = 60.0

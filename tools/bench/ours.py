@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from drops.d06 import merged_plan
 from helpers import World, toy
-from helpers.ranks import standstill
+from helpers.ranks import polls
 from helpers.ranks.failure import RankError
 from three_axes import counting
 from three_axes.plan import CLUSTERS, MODELS, Job, plan
@@ -117,12 +117,12 @@ def cost_of_looking(pairs: int = 20) -> None:
     """Compare a call of a World that is polled for a hang five times a second with a call that is never
     polled.
     """
-    soon, never, took = standstill.FIRST, math.inf, []
+    soon, never, took = polls.FIRST, math.inf, []
     with World(4, timeout=900) as world:
         for i in range(pairs):
             of_call = {}
             for first in (soon, never) if i % 2 else (never, soon):
-                standstill.FIRST = first
+                polls.FIRST = first
                 of_call[first] = world.run(one_long_call)
             took.append((of_call[never], of_call[soon]))
     of_ranks = [[(alone[r], looked[r]) for alone, looked in took] for r in range(4)]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import World
-from helpers.ranks import standstill
+from helpers.ranks import polls
 from helpers.ranks.failure import RankStatus
 from helpers.ranks.output import View
 from three_axes import counting, lines
@@ -40,8 +40,8 @@ class Ranks(SimpleNamespace):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(standstill, "FIRST", 0)
-    monkeypatch.setattr(standstill, "EVERY", 0)
+    monkeypatch.setattr(polls, "FIRST", 0)
+    monkeypatch.setattr(polls, "EVERY", 0)
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def at_once(monkeypatch):
 )
 def test_two_looks_without_a_movement_between_them_are_a_proof(looks, used):
     ranks = Ranks(looks + [(STANDS, STANDS)] * 2)
-    polls = standstill.Polls(ranks, 1)
-    while not polls.is_proven({2: ()}, None):
+    made = polls.Polls(ranks, 1)
+    while not made.is_proven({2: ()}, None):
         pass
-    assert polls.found.kind == "absent" and polls.found.finished == [2]
+    assert made.found.kind == "absent" and made.found.finished == [2]
     assert len(list(ranks.looks)) == len(looks) + 2 - used
 
 
@@ -81,9 +81,9 @@ def test_where_ranks_are_is_said_with_what_was_measured(monkeypatch, looks, said
     answers = lambda ranks, *_, **__: {r: (look, False) for r, look in enumerate(next(ranks.looks))}
     monkeypatch.setattr(Ranks, "collect", answers)
     notes = []
-    polls = standstill.Polls(Ranks([(*pair, MOVES) for pair in looks]), 1, notes.append)
+    made = polls.Polls(Ranks([(*pair, MOVES) for pair in looks]), 1, notes.append)
     for _ in looks:
-        polls.is_proven({}, None)
+        made.is_proven({}, None)
         time.sleep(0.06)
     assert len(notes) == len(said) and all(map(str.startswith, notes, said))
 
