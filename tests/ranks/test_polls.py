@@ -95,8 +95,7 @@ def test_where_nothing_is_counted_nothing_is_said_of_movement(monkeypatch):
     monkeypatch.setattr(View, "stands", lambda view, places: notes.append(places))
 
     def trains(counts):
-        until = time.monotonic() + 1
-        while time.monotonic() < until:
+        for _ in range(10):
             with counting() if counts else torch.enable_grad():
                 dist.all_reduce(torch.ones(3), async_op=True).wait()
                 time.sleep(0.1)

@@ -29,7 +29,7 @@ from ..table import ranks
 from .counter import Counter, is_of_reports
 from .meter import Queue
 from .moves import Look
-from .standstill import Standstill
+from .standstill import Seen, Standstill
 from .threads import OwnThread
 from .told import SILENT, Told, absent, hopeless, in_box, may_be_freed, places, unlike
 
@@ -57,7 +57,7 @@ class Watch:
         self._mine, self._told_at, self._seen = Told(0, Look(0)), 0.0, -1
         self._lowest = 0  # no lower rank is alive
         self._standstill, self._is_noted = Standstill(), False
-        self._heard: dict[int, tuple[Told, float]] = {}  # each rank's last state, and when it was first read
+        self._heard: dict[int, tuple[Seen, float]] = {}  # each rank's last state, and when it was first read
         self._noted: dict[tuple, float] = {}  # the ranks' positions in printed notes, and when
         self._unlike: set[str] = set()  # what was printed about collectives that do not match
         self._store: dist.Store | None = None
@@ -171,34 +171,33 @@ class Watch:
     def _judge(self, told: Sequence[Told | None]) -> bool:
         """Print what is proven, or else, once, where all ranks are. Returns whether something was proven."""
         now, known = time.monotonic(), {r: one for r, one in enumerate(told) if one}
-        does = {r: one.does() for r, one in known.items()}
         for new in set(unlike(known)) - self._unlike:
             self._unlike.add(new)
-            self._say("\n".join([f"\nin this job {new}. The ranks:", *places(does)]))
+            self._say("\n".join([f"\nin this job {new}. The ranks:", *_table(known)]))
         for r, one in known.items():
-            if r not in self._heard or self._heard[r][0] != one:
-                self._heard[r] = one, now
-        answers = {r: one for r, one in known.items() if one.gone or now - self._heard[r][1] < 2 * SELDOM}
-        silent = sorted(set(range(len(told))) - answers.keys())
+            if r not in self._heard or self._heard[r][0] != one.seen():
+                self._heard[r] = one.seen(), now
+        late = lambda r: not known[r].gone and now - self._heard[r][1] > 2 * SELDOM
+        silent = [r for r in range(len(told)) if r not in known or late(r)]
         deadlock = self._standstill.judge(
-            [answers[r].seen() if r in answers else None for r in range(len(told))]
+            [one.seen() if one and r not in silent else None for r, one in enumerate(told)]
         )
         if deadlock and not may_be_freed(known):
             deadlock.lines = {r: one.line.number for r, one in known.items() if one.line and not one.gone}
-            return self._end("no rank can ever go on", [*places(does), str(deadlock)])
+            return self._end("no rank can ever go on", [*_table(known), str(deadlock)])
         if self._standstill.seconds < lines.STILL:
             self._is_noted = False
         elif not self._is_noted:
             if gone := hopeless(known):
-                return self._end("a collective can never be completed", [*places(does), *gone])
+                return self._end("a collective can never be completed", [*_table(known), *gone])
             where = tuple((one.gone, bool(one.look.stands), one.line) for one in known.values())
             if self._standstill.seconds > AGAIN or now - self._noted.get(where, -AGAIN) > AGAIN:
                 self._is_noted, self._noted[where] = True, now
                 wait = not silent and all(one.gone or one.look.stands for one in known.values())
                 why = [f"rank {r} {one.look.why}" for r, one in known.items() if one.look.why and wait]
                 more = [f"That is no proof of a hang: {'; '.join(why[:3])}."] if why else []
-                table = places(does | dict.fromkeys(silent, SILENT))
-                self._say("\n".join([f"\nin this job {self._standstill}:", *table, *more]))
+                head = f"\nin this job {self._standstill}:"
+                self._say("\n".join([head, *_table(known, silent), *more]))
         return False
 
     def _end(self, head: str, more: Iterable[str]) -> bool:
@@ -215,6 +214,10 @@ class Watch:
             self._say("\n".join([f"\nin this job {head}:", *more]))
             store.set("is said", "")
         store.wait(["is said"], timedelta(seconds=1))
+
+
+def _table(known: dict[int, Told], silent: Sequence[int] = ()) -> list[str]:
+    return places({r: one.does() for r, one in known.items()} | dict.fromkeys(silent, SILENT))
 
 
 def box() -> int | None:
