@@ -247,27 +247,13 @@ def deadlocked(statuses: list[RankStatus], deadlock: Deadlock, state: str) -> st
 
 
 def standing(statuses: list[RankStatus]) -> str:
-    """Where each rank is now, in one line; if all of them only wait, also why that is no proof of a hang."""
-    groups: dict[str, list[int]] = {}
-    for r, s in enumerate(statuses):
-        groups.setdefault(_is_at(s), []).append(r)
-    places = "; ".join(f"{ranks(who)}: {where}" for where, who in groups.items())
+    """Where each rank was when it was asked, in one line; if all of them only waited, also why that is no
+    proof of a hang.
+    """
+    places = "; ".join(text.strip() for text in _others(statuses, [])[1:])
     waits = all(s.finished or s.where and s.where["waits"] for s in statuses)
     why = [f"rank {r} {s.where['help']}" for r, s in enumerate(statuses) if s.where and s.where["help"]]
     return places + (f". That is no proof of a hang: {why[0]}" if waits and why else "")
-
-
-def _is_at(s: RankStatus) -> str:
-    if s.finished:
-        return "finished"
-    if s.where is None:
-        return "no answer"
-    inside = s.where["in"]
-    if inside and s.where["waits"]:
-        at = f", {lines.place(lines.Line(*inside['line']))}" if inside["line"] else ""
-        return f"in {_collective(inside)}{at}"
-    at = lines.place(s.where["line"]) if s.where["line"] else "in code that is not yours"
-    return f"{at} ({_collective(inside)} has begun)" if inside else at
 
 
 def left_behind(statuses: list[RankStatus], members: list[int], state: str) -> str:
@@ -317,12 +303,14 @@ def _doing(s: RankStatus) -> tuple[str, float | None, str]:
         return f"raised {s.error.type}", None, ""
     if s.where is None:
         return "was stopped, by SIGSTOP or a debugger" if s.stopped else "did not answer", None, ""
-    if inside := s.where["in"]:
+    inside = s.where["in"]
+    if inside and s.where["waits"]:
         return f"waited in {_collective(inside)}", inside["at"], _at(inside)
+    begun = f", with {_collective(inside)} begun" if inside else ""
     if s.where["line"]:
-        return "was at", None, f" {lines.show(s.where['line'])}"
+        return "was at", None, f" {lines.show(s.where['line'])}{begun}"
     if s.where["running"] is not None:
-        return "was in code that is not yours", None, ""
+        return "was in code that is not yours", None, begun
     return "had finished", None, ""
 
 

@@ -68,8 +68,8 @@ SAID = "no counted operation has begun and no counted wait has ended for 0 s"
 @pytest.mark.parametrize(
     "looks, said",
     [
-        ([(MOVES, MOVES)] * 2, [f"{SAID}. rank 0: finished; ranks 1 and 2: no answer"]),
-        ([(MOVES, None)] * 2, [f"{SAID}, as far as ranks answer. rank 0: "]),
+        ([(MOVES, MOVES)] * 2, [f"{SAID}. rank 0 had finished; ranks 1 and 2 did not answer"]),
+        ([(MOVES, None)] * 2, [f"{SAID}, as far as ranks answer. rank 0 "]),
         ([(Look(k), None) for k in range(3)], []),
         ([(Look(k), MOVES) for k in range(3)], []),
         ([(MOVES, MOVES), (MOVES, MOVES), (Look(1), MOVES)], [SAID, ""]),

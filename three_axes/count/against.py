@@ -17,12 +17,8 @@ from .report import CollectiveCount
 
 NEAR = 0.05  # relative difference up to which bytes count as the same
 MANY = 2.5  # times as many bytes in a call: gathered in other units. A root's norm adds few
-WEIGHTS = (
-    "dp",
-    "shard",
-    "edp",
-    "eshard",
-)  # axes along which weights are gathered, and their gradients scattered
+# Axes along which weights are gathered, and their gradients scattered.
+WEIGHTS = ("dp", "shard", "edp", "eshard")
 SMALL = 1e-3  # share of all bytes below which a collective is ignored: losses, norms, flags
 
 

@@ -56,13 +56,6 @@ def from_anybody(channel: Channel, begun: Sequence[Mapping[Channel, Begun]]) -> 
     return channel.target is not None and anybodys(channel) in begun[channel.target]
 
 
-def brought_to(
-    channel: Channel, number: int, begun: Sequence[Mapping[Channel, Begun]]
-) -> dict[int, str | None]:
-    """A description of what each rank passed to one operation; None if it has not begun, or was not kept."""
-    return {r: begun[r].get(its, Begun()).brought(number) for r, its in sides_of(channel).items()}
-
-
 @dataclass
 class Begun:
     """What was begun in one channel: how often, and (number, description) of what was passed to the last."""
@@ -125,10 +118,6 @@ class Look(NamedTuple):
     begun: dict[Channel, Begun] = {}
     open: tuple[Operation, ...] = ()
     why: str = ""
-
-    def is_still_in(self, later: Look | None) -> bool:
-        """Whether the rank did nothing from this look to the later one."""
-        return later is not None and self.moves == later.moves
 
 
 def _is_main() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ..table import Table, human
-from .moves import KEPT, Begun, brought_to, from_anybody, sides_of
+from .moves import KEPT, Begun, from_anybody, sides_of
 from .report import CollectiveCount, Report
 
 THREE_WAYS = ("predicted", "counted", "on the wire", "wire ÷ predicted")
@@ -81,8 +81,7 @@ class Traffic:
             counts = [self._begun[r].get(its, Begun()).count for r, its in sides.items()]
             is_message, last = channel.source is not None, max(counts)
             for number in range(max(1, last - KEPT + 1), 1 + (min(counts) if is_message else last)):
-                brought = brought_to(channel, number, self._begun)
-                brought = {r: what for r, what in brought.items() if r not in self._missing}
+                brought = {r: self._begun[r].get(its, Begun()).brought(number) for r, its in sides.items()}
                 one, *others = brought or [0]
                 if both:
                     one, *others = [r for r in brought if brought[r] is not None] or [one]

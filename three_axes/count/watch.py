@@ -1,4 +1,4 @@
-"""`count --watch`: prints where each rank of a job is when nothing moves, and whether a hang is proven.
+"""`count --watch`: prints where each rank of a job is when none has moved for 5 s, and whether a hang is proven.
 
 On each rank a thread writes the rank's state to the store with which the ranks formed their group. The lowest
 rank that is alive reads the states of all, and `standstill` compares them. A state that was written twice
@@ -145,7 +145,7 @@ class Watch:
             look.stands or now - self._told_at > SELDOM or has_moved and (mine.beat or before == look.moves)
         ):
             return
-        if not (look.stands and mine.look.is_still_in(look)):
+        if has_moved or not look.stands:
             at = lines.innermost(lines.of_threads(sys._current_frames).get(self._main))
             last = (self._counter.pending() if look.stands else None) or self._counter.last
             mine = Told(mine.beat, look, at, last)
