@@ -1,4 +1,4 @@
-"""`count --watch`: prints where each rank of a job is when none has moved for 5 s, and whether a hang is proven.
+"""`count --watch`: prints where each rank is when none has moved for 5 s, and whether a hang is proven.
 
 On each rank a thread writes the rank's state to the store with which the ranks formed their group. The lowest
 rank that is alive reads the states of all, and `standstill` compares them. A state that was written twice
