@@ -250,7 +250,7 @@ def standing(statuses: list[RankStatus]) -> str:
     """Where each rank was when it was asked, in one line; if all of them only waited, also why that is no
     proof of a hang.
     """
-    places = "; ".join(text.strip() for text in _others(statuses, [])[1:])
+    places = "; ".join(text.strip().replace("   ", ": ", 1) for text in _others(statuses, [])[1:])
     waits = all(s.finished or s.where and s.where["waits"] for s in statuses)
     why = [f"rank {r} {s.where['help']}" for r, s in enumerate(statuses) if s.where and s.where["help"]]
     return places + (f". That is no proof of a hang: {why[0]}" if waits and why else "")
