@@ -4,6 +4,8 @@ known.
 
 import ctypes
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -310,8 +312,11 @@ def timer(*_):
 
 
 def process(*_):
-    child = subprocess.Popen(["sleep", "20"])
-    return lambda: (child.kill(), child.wait(20))
+    """The system cuts the name of this process after 15 bytes, within a character."""
+    folder = tempfile.TemporaryDirectory()
+    os.symlink(shutil.which("sleep"), program := f"{folder.name}/üüüüüüüü")
+    child = subprocess.Popen([program, "20"])
+    return lambda: (child.kill(), child.wait(20), folder.cleanup())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere less of it is seen")
@@ -322,7 +327,7 @@ def process(*_):
         (lambda over: thread(over, "three-axes"), "has a thread 'three-axes'"),
         (low_level_thread, "has a thread that Python's threading does not know"),
         (lambda over: sleeping_thread_of_c(), "has a native thread"),
-        (process, "has started a process, 'sleep'"),
+        (process, "has started a process, 'üüüüüüü"),
         (timer, "has set a timer"),
         (handler, "has a handler of SIGUSR2"),
         (handler_of_c, "has a handler of SIGUSR2"),

@@ -135,7 +135,7 @@ def _alive(files: Iterable[str]) -> Started:
     alive = {}
     for file in files:
         with suppress(*ENDED):
-            number, _, more = Path(file).read_text().partition(" (")
+            number, _, more = Path(file).read_text(errors="replace").partition(" (")
             name, _, fields = more.rpartition(") ")
             state, *others = fields.split()
             if state not in "ZX":
