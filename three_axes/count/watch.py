@@ -140,10 +140,9 @@ class Watch:
         self._seen = look.moves if look else -1
         if look is None:
             return
-        has_moved = look.moves != mine.look.moves  # told at once if it is the first movement, or the last
-        if not (
-            look.stands or now - self._told_at > SELDOM or has_moved and (mine.beat or before == look.moves)
-        ):
+        has_moved = look.moves != mine.look.moves
+        is_first_or_last = has_moved and (mine.beat or before == look.moves)  # of its movements
+        if not look.stands and not is_first_or_last and now - self._told_at < SELDOM:
             return
         if has_moved or not look.stands:
             at = lines.innermost(lines.of_threads(sys._current_frames).get(self._main))
