@@ -298,12 +298,13 @@ WATCHED = {  # ranks, the script after its first four lines, what is said
     ),
     "a thread runs, so nothing is proven": (
         2,
-        "late = threading.Thread(target=time.sleep, args=(9,))\nlate.start()\nif rank: late.join()\n"
-        "dist.all_reduce(x)",
+        "if rank == 0: threading.Timer(7, dist.send, (x, 1)).start()\nif rank == 1: dist.recv(x, 0)\n"
+        "dist.barrier()",
         [
             "no counted operation has begun and no counted wait has ended for 5 s:",
-            "rank 0 waits in all_reduce number 1 of world, float32[3]: train.py, line 8:",
-            "rank 1 began no collective, and is in train.py, line 7:",
+            "rank 0 waits in barrier number 1 of world: train.py, line 7:",
+            "rank 1 waits in recv number 1 from rank 0 of world, float32[3]: train.py, line 6:",
+            "That is no proof of a hang: rank 0 has a thread 'Thread-",
         ],
     ),
     # gloo raises on rank 0 when rank 1's connection closes, and the script continues.
