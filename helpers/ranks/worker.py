@@ -288,7 +288,7 @@ class Rank:
             "line": line,
             "stack": lines.stack(frame),
             "in": self.recorder.pending() or forms,
-            "waits": bool(self.recorder.moves.awaited() or interposer.inside or forms),
+            "waits": bool(self.recorder.moves.awaited() or interposer.is_issuing or forms),
             "help": self.recorder.moves.why(),
         }
 

@@ -69,7 +69,7 @@ def told(monkeypatch):
     """
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     nothing = lambda one: None
-    interposer = SimpleNamespace(add=nothing, remove=nothing, fabric=None, inside=False, wait_for=Work.wait)
+    interposer = SimpleNamespace(add=nothing, remove=nothing, fabric=None, is_issuing=False, wait_for=Work.wait)
     interposer.axes, interposer.beside, interposer.is_capturing = SimpleNamespace(), None, False
     monkeypatch.setattr(meter, "time", clock)
     monkeypatch.setattr(meter, "interposer", interposer)
@@ -391,7 +391,7 @@ def test_the_box_has_the_last_collective_after_the_process(told):
         assert recorder.pending()["op"] == "all_reduce"
         work.done = True
         assert recorder.pending() is None
-        told.interposer.inside = True  # some backends return only after the collective has ended
+        told.interposer.is_issuing = True  # some backends return only after the collective has ended
         assert recorder.pending()["op"] == "all_reduce"
         issue(recorder, call("recv", "pp", root=1, first=(2, 50)))
         text = file.read()

@@ -21,12 +21,12 @@ OWN = os.path.dirname(torch.__file__) + os.sep, *(str(folder) + os.sep for folde
 
 
 class Beside:
-    """Listens from `__init__` to `leave`. passed_by: called with a description of what happened.
+    """Listens from `__init__` to `leave`. bypassed: called with a description of what happened.
     failed: called when a `monitored_barrier` has raised.
     """
 
-    def __init__(self, passed_by: Callable[[str], None], failed: Callable[[], None]):
-        self._passed_by, self._failed = passed_by, failed
+    def __init__(self, bypassed: Callable[[str], None], failed: Callable[[], None]):
+        self._passed_by, self._failed = bypassed, failed
         self._calls, self.is_capturing = 0, False
         self._own: list[tuple[Any, str, Any]] = []
         names = " and ".join(pytorch_private.missing())

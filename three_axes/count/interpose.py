@@ -39,21 +39,23 @@ from .operators import (
     type_of,
 )
 
-# With this key the dispatcher also calls us for a collective inside a DTensor's operator, below autograd.
+# Functions under this dispatch key are called for collectives inside a DTensor's operator too, below
+# autograd.
 _KEY = "BackendSelect"
 
 
 @dataclass(kw_only=True)
 class Call:
-    """A collective that is being issued. payload: bytes of the whole tensor. size: bytes that it holds.
-    algorithmic: bytes that this rank must send by the formula. reduces: 'sum', 'max' and so on.
+    """A collective that is being issued. payload: bytes of the whole tensor, over all ranks of the group.
+    size: bytes of the tensor on this rank; for gather and scatter, of one rank's part. algorithmic: bytes
+    that this rank must send by the formula. reduces: 'sum', 'max' and so on.
     """
 
     op: str
     axis: str
     group: dist.ProcessGroup
-    members: list[int]  # of the group, in the world's numbers
-    me: int  # this rank's index among them
+    members: list[int]  # the group's ranks, by their number in the world
+    me: int  # this rank's number in the group
     root: int | None  # or peer
     payload: float
     size: int
@@ -64,7 +66,7 @@ class Call:
     tag: int
     limit: float = math.inf  # seconds after which it fails by itself
     backend: str = "gloo"  # "" if it is not known
-    backward: int | None = None  # of a bucket: the backward at whose end DDP waits for it
+    backward: int | None = None  # of a DDP bucket: the backward at whose end DDP waits for it
     gives: torch.Tensor | None = None  # the result, if it is known when the call is issued
 
     @property
@@ -87,9 +89,10 @@ class Call:
 
     @property
     def needs(self) -> tuple[int, ...]:
-        """The ranks that must have begun this call before this rank can leave it."""
+        """The ranks that must have begun this call before it can end on this rank."""
         first, numbers = self.first, None
-        if first is not None and not first.is_sparse:  # a sparse one exchanges its size first
+        # A sparse one needs all ranks, even if it is empty: sizes are exchanged first.
+        if first is not None and not first.is_sparse:
             numbers = round(self.payload / max(1, first.element_size()))
         on_cpu = first is None or first.device.type == "cpu"
         places = needs(self.op, len(self.members), self.me, self.root, numbers, held=on_cpu)
@@ -97,14 +100,17 @@ class Call:
 
     @property
     def brought(self) -> str:
-        """What all ranks must pass alike: 'all_reduce (max) of float32[2, 3]', '6 float32' for a message."""
+        """The arguments that must be alike on all ranks: 'all_reduce (max) of float32[2, 3]'; '6 float32' for
+        a message.
+        """
         what = self.op if self.reduces in ("", "sum") else f"{self.op} ({self.reduces})"
         if self.first is None or self.op == "all_to_all":  # an all-to-all may be uneven
             return what
         of, n = type_of(self.first), f"{self.payload / max(1, self.first.element_size()):.0f}"
         if self.op in ("send", "recv"):
             return f"{n} {of}"
-        if self.alone and self.op in ("all_reduce", "reduce"):  # other shapes would add wrong numbers
+        # With another shape other elements would be added.
+        if self.alone and self.op in ("all_reduce", "reduce"):
             what += f" of {of}{list(self.first.shape)}"
         else:
             what += f" of {n} {of}"
@@ -156,7 +162,7 @@ class Listener:
     def waited_for_ddp(self, start: float, backward: int) -> None:
         """DDP's wait at the end of this backward is over: all its buckets have ended."""
 
-    def passed_by(self, what: str) -> None:
+    def bypassed(self, what: str) -> None:
         """This process has sent or received data without passing the interposer."""
 
 
@@ -170,29 +176,29 @@ class Network(Protocol):
     def come(self, name, group, members, me, root, tag, payload):
         """This rank calls a collective. payload: bytes. Returns a ticket, which `hold` takes."""
 
-    def hold(self, ticket, group, work, plain) -> dist.Work:
-        """A Work that ends at the emulated time of `work`. plain: the result of its future."""
+    def hold(self, ticket, group, work, result) -> dist.Work:
+        """A Work that ends at the emulated time of `work`. result: that of its future."""
 
     def close(self) -> None:
         """End all delays."""
 
 
 class Interposer:
-    """The only interposer of this process. `fabric`: the emulated network, if there is one. `inside`: whether
-    a collective is being issued, since some backends block the caller until it has ended.
+    """The only interposer of this process. `fabric`: the emulated network, if there is one. `is_issuing`:
+    whether PyTorch's own function runs for a collective; some backends block there until it has ended.
     """
 
     def __init__(self):
-        self.axes, self.inside = AxisNames(), False
+        self.axes, self.is_issuing = AxisNames(), False
         self.fabric: Network | None = None
         self._listeners: list[Listener] = []
-        self._watched: set[int] = set()  # backwards whose end will be noticed
+        self._watched: set[int] = set()  # numbers of backwards for whose end a callback is queued
         self.wait_for, self._future_of = dist.Work.wait, dist.Work.get_future
         self._thread = threading.local()
         self.beside: Beside | None = None
 
-    def _tell(self, name: str, *told) -> None:
-        """Call this method of every listener."""
+    def _notify(self, name: str, *told) -> None:
+        """Call the method `name` of every listener."""
         for listener in self._listeners:
             getattr(listener, name)(*told)
 
@@ -203,7 +209,7 @@ class Interposer:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """In this block, listeners do not hear of what this thread sends."""
+        """In this block, this thread's collectives are not reported to the listeners."""
         self._thread.aside = True
         try:
             yield
@@ -211,7 +217,7 @@ class Interposer:
             self._thread.aside = False
 
     @property
-    def _is_aside(self) -> bool:
+    def _is_unobserved(self) -> bool:
         return getattr(self._thread, "aside", False)
 
     def add(self, listener: Listener) -> None:
@@ -238,7 +244,7 @@ class Interposer:
             torch.library.Library("_c10d_functional", "IMPL"),
         ]
         for name in OPERATORS:
-            self._libraries[0].impl(name, self._in_front_of(name), _KEY, with_keyset=True)
+            self._libraries[0].impl(name, self._replacement_of(name), _KEY, with_keyset=True)
         self._libraries[1].impl("wait_tensor", self._wait_tensor, _KEY, with_keyset=True)
         self.wait_for, self._future_of = dist.Work.wait, dist.Work.get_future
         dist.Work.get_future = lambda work: self._giving_future(work)  # type: ignore[assignment]
@@ -248,7 +254,7 @@ class Interposer:
         if self._end_batch:
             setattr(dist.ProcessGroup, pytorch_private.END_OF_BATCH, issued)
         self.axes.listen()
-        self.beside = Beside(partial(self._tell, "passed_by"), partial(self._tell, "failed", None))
+        self.beside = Beside(partial(self._notify, "bypassed"), partial(self._notify, "failed", None))
 
     def _uninstall(self) -> None:
         for library in self._libraries:
@@ -261,21 +267,22 @@ class Interposer:
             self.beside.leave()
             self.beside = None
 
-    def _in_front_of(self, operator: str):
+    def _replacement_of(self, operator: str):
         call = getattr(torch.ops.c10d, operator).default
         name, at_group, at_whole, at_root = OPERATORS[operator]
         arguments = [argument.name for argument in call._schema.arguments]
         at_limit = arguments.index("timeout") if "timeout" in arguments else len(arguments)
 
-        def counted(keys, *args, **kwargs):
-            if self._is_aside:
+        def intercepted(keys, *args, **kwargs):
+            if self._is_unobserved:
                 return call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             group = dist.ProcessGroup.unbox(args[at_group])
             _, members, me = self.axes.members(group)
             whole: Any = args[at_whole] if at_whole is not None else None
             held = 0 if whole is None else nbytes(whole)
             root = None if at_root is None else args[at_root]
-            if root is not None and not 0 <= root < len(members):  # gloo would wait for this rank for ever
+            # gloo would wait for ever for a rank that does not exist.
+            if root is not None and not 0 <= root < len(members):
                 raise ValueError(nobody(name, me, root, len(members)))
             payload = held * len(members) if name in ("gather", "scatter") else held
             peer = root if name in ("send", "recv") else None
@@ -303,45 +310,45 @@ class Interposer:
             )
             if name == "all_reduce" and _by_autograd(sys._getframe().f_back):
                 issued.backward = pytorch_private.backward_under_way()
-            self._tell("begins", issued)
+            self._notify("begins", issued)
             if issued.by_ddp:
                 self._watch_backward()
             ticket, fabric = None, self.fabric
             if fabric and operator != "recv_any_source_":
                 ticket = fabric.come(name, group.group_name, members, me, root, issued.tag, payload)
-            self.inside = True
+            self.is_issuing = True
             try:
                 result = call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             except BaseException:
-                self._tell("refused", issued)
+                self._notify("refused", issued)
                 raise
             finally:
-                self.inside = False
+                self.is_issuing = False
             issued.gives = first_tensor(result[0] if isinstance(result, tuple) else args[0])
             work = dist.Work.unbox(result[1] if isinstance(result, tuple) else result)
             if fabric and ticket:
                 work, result = _held_back(fabric, ticket, group, work, result)
             work = work if work is not None else _stand_in(name, first, backend)
             if work is not None:
-                self._tell("begun", issued, work)
+                self._notify("begun", issued, work)
             return result
 
-        return counted
+        return intercepted
 
     def _batch_issued(self, group: dist.ProcessGroup, *device):
         """Begin the sends of a batch together, with one Work, as PyTorch does, and call the listeners."""
         assert self._end_batch  # the function that was replaced
         work = self._end_batch(group, *device)
         if work is not None:
-            self._tell("batch_begun", work)
+            self._notify("batch_begun", work)
         return work
 
     def _waiting(self, work: dist.Work, args, kwargs):
-        if self._is_aside:
+        if self._is_unobserved:
             return self.wait_for(work, *args, **kwargs)
         start = time.monotonic()
         limit = next(iter((*args, *kwargs.values())), None)
-        self._tell("waits", work, math.inf if limit is None else limit.total_seconds())
+        self._notify("waits", work, math.inf if limit is None else limit.total_seconds())
         if self.fabric:
             self.fabric.awaited_in_python.add(work)
             args, kwargs = (), {}  # a delayed work has no timeout of its own
@@ -351,26 +358,26 @@ class Interposer:
                 raise failure
             return ended
         except RuntimeError:
-            self._tell("failed", work)
+            self._notify("failed", work)
             raise
         finally:
-            self._tell("waited", work, start)
+            self._notify("waited", work, start)
 
     def _giving_future(self, work: dist.Work) -> torch.futures.Future:
-        self._tell("future_taken", work)
+        self._notify("future_taken", work)
         return self._future_of(work)
 
     def _wait_tensor(self, keys, tensor):
         start = time.monotonic()
-        self._tell("waits", tensor)
+        self._notify("waits", tensor)
         result = pytorch_private.wait_tensor(keys, tensor)
-        self._tell("waited_for_tensor", start)
+        self._notify("waited_for_tensor", start)
         return result
 
     def _watch_backward(self) -> None:
         """Notice the end of DDP's wait. DDP waits for its buckets in C++, in a callback at the end of
-        backward, which it queues after its last bucket. So a callback queued now runs before DDP's, and a
-        callback that this one queues runs after it.
+        backward, which it queues after its last bucket. `begins` is queued now, so it runs before DDP's
+        callback. It queues `ends`, which runs after DDP's.
         """
         task = pytorch_private.backward_under_way()
         if task in (-1, *self._watched):
@@ -380,11 +387,11 @@ class Interposer:
 
         def begins() -> None:
             start = time.monotonic()
-            self._tell("waits", None)
+            self._notify("waits", None)
 
             def ends() -> None:
                 self._watched.discard(task)
-                self._tell("waited_for_ddp", start, task)
+                self._notify("waited_for_ddp", start, task)
 
             later(ends)
 
@@ -392,6 +399,7 @@ class Interposer:
 
 
 def _held_back(fabric: Network, ticket, group: dist.ProcessGroup, work, result):
+    """Delay a collective. Returns (the Work that ends at the emulated time, the result as PyTorch has it)."""
     tensors = result[0] if isinstance(result, tuple) else []
     plain = tensors if isinstance(first_tensor(tensors[:1]), torch.Tensor) else []
     work = fabric.hold(ticket, group.group_name, work, plain)

@@ -2,7 +2,7 @@
 waited.
 
 A `Recorder` listens at the `interposer`, which every collective passes. Each rank of a World has a recorder;
-`three_axes.count` adds one to a script, which needs no change. It makes a collective some tens of
+`three_axes.count` adds one to a script, which needs no change. A recorder makes each collective some tens of
 microseconds slower.
 """
 
@@ -32,7 +32,7 @@ from .moves import NEVER, Ahead, Channel, Moves, Operation, Waiting, anybodys
 from .operators import InBatch, OnStream, type_of
 from .report import CollectiveCount, Report
 
-BOX_BYTES = 4096  # the box names the members of a group twice: some hundred fit
+BOX_BYTES = 4096  # of `Recorder`'s box, which lists the ranks of a group twice: a few hundred ranks fit
 
 
 @dataclass(eq=False)
@@ -41,17 +41,17 @@ class Issued:
 
     work: dist.Work | OnStream | InBatch
     row: CollectiveCount
-    size: int  # bytes that it holds
+    size: int  # bytes of its tensor on this rank
     start: float
     operation: Operation
-    piece: int  # piece of memory that holds the result
-    backward: int | None  # as in the call
+    piece: int  # number of the storage that holds the result; 0 if not known
+    backward: int | None  # of a DDP bucket: the backward at whose end DDP waits for it
     note: dict | None  # as written to the box
     ended: bool = False
 
     def has_ended(self) -> bool:
-        """Whether the collective has ended. The answer is kept once it is True: a call may begin hundreds of
-        collectives, and each one checks those before it.
+        """Whether the collective has ended. True is kept: each new collective asks this of all open ones, and
+        a World's call may have hundreds.
         """
         if not self.ended and not interposer.is_capturing:
             self.ended = self.work.is_completed()
@@ -72,8 +72,8 @@ class Queue:
             self._open.popleft()
 
     def now(self) -> Ahead:
-        """How far host and GPU are. With two streams, a later collective may complete before an
-        earlier one.
+        """How many collectives the host has begun and the GPU has completed. All open ones are asked, because
+        with two streams a later one may complete before an earlier one.
         """
         begun, open_ = self._begun, [issued for issued in list(self._open) if not issued.has_ended()]
         oldest = open_[0].note if open_ else None
@@ -93,11 +93,12 @@ class Recorder(Listener):
         self.counter, self.moves = wire.Sockets(), Moves()
         self.moves.open = self._under_way
         self.moves.forbids = lambda: interposer.beside.forbids() if interposer.beside else ""
-        self._thread = threading.local()  # begins: the operation that is being issued
+        self._thread = threading.local()  # operation: what is being issued; issued_at: when
         self.last: dict | None = None  # the collective issued last, as written to the box
-        self._looked: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # groups with known connections
+        # Groups whose connections were searched for.
+        self._looked: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
         self.watch: Callable[[Call], None] | None = None  # called with each collective before it begins
-        self.queue: Queue | None = None  # collectives on the GPU; set if a watch needs it
+        self.queue: Queue | None = None  # collectives on the GPU; set by `count --watch`
         if on:
             interposer.add(self)
         self.start()
@@ -112,15 +113,15 @@ class Recorder(Listener):
         """Count from here on."""
         self.rows: dict[tuple[str, str], CollectiveCount] = {}
         self._open: list[Issued] = []
-        self._since_quiet: list[CollectiveCount] = []
-        self._in_flight = self._peak = self._number = self._forgotten = 0
-        # Collectives whose Work was dropped but may still be waited for, because the caller kept it in a
-        # list.
+        self._unassigned: list[CollectiveCount] = []
+        self._in_flight = self._peak = self._number = self._ended_unawaited = 0
+        # Works of collectives that ended before any wait, and are not open any more. The program may still
+        # wait.
         self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._by_future: weakref.WeakSet[dist.Work] = weakref.WeakSet()
-        self._ended_tensors: set[int] = set()  # the same for functional collectives: memory of their results
-        self._receives: Counter[Channel] = Counter()  # receives from any rank that were begun, by channel
-        # Works for which a wait failed, perhaps by a limit: their connection may be lost.
+        self._ended_tensors: set[int] = set()  # the same for functional ones: storages of their results
+        self._receives: Counter[Channel] = Counter()  # all receives begun, by the channel for any rank
+        # Works for which a wait failed, perhaps by a timeout: their connection may be lost.
         self._given_up: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self.has_failed = False
         self.last = self.watch = None
@@ -134,19 +135,19 @@ class Recorder(Listener):
         self._unseen = not wire.available  # whether bytes were sent that the operating system does not count
         self.counter.forget()
         self._before = self.counter.read()
-        self._settled = sum(self._before.values())
+        self._assigned = sum(self._before.values())
         if self.box is not None:
             os.pwrite(self.box, bytes(BOX_BYTES), 0)
 
     def look(self, group: dist.ProcessGroup | None) -> None:
-        """Read the sockets again. A new group opens connections and sends bytes to set them up, which belong
-        to no collective.
+        """If this group is new, search for its connections. Bytes sent to set them up belong to no
+        collective.
         """
         if self.on and group is not None and group not in self._looked:
             self._looked.add(group)
             before = self.counter.total()
             self.counter.refresh()
-            self._settled += self.counter.total() - before
+            self._assigned += self.counter.total() - before
 
     def finish(self) -> None:
         """Wait for collectives that were begun and never waited for, so that they do not overlap the next
@@ -163,7 +164,7 @@ class Recorder(Listener):
         if not self.on:
             return Report(spans=self.spans, levels=self.levels)
         under_way = sum(not issued.has_ended() for issued in self._open)
-        self._settle(is_calm=not under_way)
+        self._assign(is_calm=not under_way)
         self.counter.refresh()  # connections made by groups that no collective has used
         now = self.counter.read()
         sent = {ports: n - self._before.get(ports, 0) for ports, n in now.items()}
@@ -189,8 +190,8 @@ class Recorder(Listener):
 
     def counted_so_far(self) -> list[CollectiveCount]:
         """A copy of the rows as they are now. Bytes on the wire that are not known yet are None, never 0."""
-        self._quiet()
-        waiting = set(map(id, self._since_quiet))
+        self._assign_if_idle()
+        waiting = set(map(id, self._unassigned))
         return [replace(row, wire=None) if id(row) in waiting else copy(row) for row in self.rows.values()]
 
     def calm(self) -> bool:
@@ -199,7 +200,7 @@ class Recorder(Listener):
 
     def pending(self) -> dict | None:
         """The collective that this rank waits for; if it waits for none, the last one that has not ended."""
-        if interposer.inside:
+        if interposer.is_issuing:
             return self.last
         notes = {issued.operation: issued.note for issued in self._open if not issued.has_ended()}
         awaited = [notes[operation] for operation in self.moves.awaited() if operation in notes]
@@ -207,13 +208,13 @@ class Recorder(Listener):
 
     def not_waited(self) -> int:
         """The number of collectives that were begun and for which no Python code has waited."""
-        return len(self._alone()) + self._forgotten
+        return len(self._unawaited()) + self._ended_unawaited
 
     # -- called by the interposer -----------------------------------------------------------
 
     def begins(self, call: Call) -> None:
         """Count the call in its row, give it a number in its channel, and write it to the box."""
-        self._quiet()
+        self._assign_if_idle()
         self.look(call.group)
         row = self.rows.setdefault((call.op, call.axis), CollectiveCount(call.op, call.axis))
         row.calls += 1
@@ -224,26 +225,27 @@ class Recorder(Listener):
             row.types.add(type_of(call.first))
         if call.first is not None and call.first.device.type != "cpu":
             row.wire, self._unseen = None, True  # the operating system does not count NCCL's bytes
-        elif row not in self._since_quiet:
-            self._since_quiet.append(row)
+        elif row not in self._unassigned:
+            self._unassigned.append(row)
         channel, brought = call.channel, call.brought
         number = self.moves.begin(channel, brought)
         operation = Operation(channel, number, call.needs, call.limit, call.backend == "gloo")
         if call.backend not in ("", "gloo", "nccl"):
-            self.passed_by(f"has used the backend {call.backend!r}")
-        self._thread.begins = operation
+            self.bypassed(f"has used the backend {call.backend!r}")
+        self._thread.operation = operation
         if self.box is not None:
             self._note(call, operation, brought, self.box)
         if self.watch:
             self.watch(call)
-        self._thread.issued_at = time.monotonic()  # before PyTorch has it: then other ranks may continue
+        # Taken before PyTorch gets the call: from then on other ranks may continue.
+        self._thread.issued_at = time.monotonic()
 
     def begun(self, call: Call, work: dist.Work | OnStream | InBatch) -> None:
         """Keep the collective among the open ones, until a wait for it ends, or it is found to have ended."""
         self._peak = max(self._peak, self._in_flight + call.size)
         row, piece = self.rows[call.op, call.axis], _piece(call.gives)
         self._ended_tensors.discard(piece)  # this memory is used again, so its former tensor is freed
-        operation: Operation = self._thread.begins
+        operation: Operation = self._thread.operation
         since = self._thread.issued_at
         issued = Issued(work, row, call.size, since, operation, piece, call.backward, self.last)
         self._open.append(issued)
@@ -264,7 +266,9 @@ class Recorder(Listener):
                 issued.work = work
 
     def waits(self, on: dist.Work | torch.Tensor | None, limit: float = NEVER) -> None:
-        """Note what blocks this rank; for a tensor of unknown origin, one of all open collectives."""
+        """Note what blocks this rank: if it is not known which collective made the tensor, one of all open
+        ones.
+        """
         if on is None or isinstance(on, torch.Tensor):
             begun = [issued for issued in self._open if not issued.has_ended()]
             piece = _piece(on)
@@ -273,14 +277,14 @@ class Recorder(Listener):
             self._awaited = begun[0].row if begun else None
             if piece in self._ended_tensors:
                 self._ended_tensors.discard(piece)
-                self._forgotten -= 1
+                self._ended_unawaited -= 1
         else:
             begun = known = [issued for issued in self._open if issued.work is on]
         if begun:
             operations = tuple(self._awaited_now(issued, limit) for issued in known or begun)
-            if on is None:  # before and after DDP's wait, calls of the reader may run here
+            if on is None:  # the reader's callbacks may run beside DDP's wait, which is in C++
                 self.moves.stand(lambda: Waiting(operations if threads.is_in_backward() else (), False))
-            else:  # several, if a program has put several results into one piece of memory
+            else:  # `known` has several if results of several collectives share a storage
                 every = len(known) == 1 or isinstance(on, dist.Work)
                 self.moves.stand(partial(Waiting, operations, every))
 
@@ -288,7 +292,7 @@ class Recorder(Listener):
         operation = issued.operation._replace(limit=min(issued.operation.limit, limit))
         if operation.channel.kind != "recv_any" or self.has_failed:
             return operation
-        begun = self._receives[operation.channel]  # read before `_open`, to which each is added first
+        begun = self._receives[operation.channel]  # read before `_open`: `begun` adds to that first
         others = (one for one in self._open if one is not issued and _is_receive(one.operation.channel))
         is_known = all(one.has_ended() for one in others)
         return operation._replace(received=begun - 1) if is_known else operation
@@ -301,7 +305,7 @@ class Recorder(Listener):
             self._in_flight -= sum(issued.size for issued in awaited)
             self._close(awaited)
         else:
-            self._remembered(work)
+            self._waited_after_all(work)
 
     def failed(self, work: dist.Work | None) -> None:
         """Note that a wait raised, for this Work if it is known."""
@@ -310,9 +314,9 @@ class Recorder(Listener):
             self._given_up.add(work)
 
     def future_taken(self, work: dist.Work) -> None:
-        """No longer count this Work among those for which nobody waits."""
+        """This Work does not count as unawaited any more: its future may be waited for."""
         self._by_future.add(work)
-        self._remembered(work)
+        self._waited_after_all(work)
 
     def waited_for_tensor(self, start: float) -> None:
         """Add the seconds to the row, and close the collectives that made this tensor."""
@@ -323,7 +327,7 @@ class Recorder(Listener):
             issued.ended = True
             self._in_flight -= issued.size
         self._close(self._awaited_for)
-        self._awaited_for = []  # a Work may hold its tensors
+        self._awaited_for = []  # keep no reference: a Work may keep its tensors alive
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
     def waited_for_ddp(self, start: float, backward: int) -> None:
@@ -336,28 +340,28 @@ class Recorder(Listener):
             issued.ended = True
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
-    def passed_by(self, what: str) -> None:
+    def bypassed(self, what: str) -> None:
         """From here on, prove nothing about this rank in this call."""
         self.moves.blind = what
 
     def _under_way(self) -> tuple[Operation, ...]:
         return tuple(issued.operation for issued in list(self._open) if not issued.has_ended())
 
-    def _remembered(self, work: dist.Work) -> None:
-        """A wait for a dropped Work begins."""
+    def _waited_after_all(self, work: dist.Work) -> None:
+        """A Work that ended before any wait was waited for after all, or its future was taken."""
         if work in self._ended:
             self._ended.discard(work)
-            self._forgotten -= 1
+            self._ended_unawaited -= 1
 
-    def _alone(self) -> list[Issued]:
+    def _unawaited(self) -> list[Issued]:
         """The open collectives for which nobody waits, not even for a future of theirs."""
         return [issued for issued in self._open if issued.work not in self._by_future]
 
-    # -- its books ---------------------------------------------------------------------
+    # -- bookkeeping -------------------------------------------------------------------
 
     def _close(self, ended: list[Issued], keep: bool = False) -> None:
-        """Note that these collectives have ended. keep: leave them among the open, since nobody has
-        waited.
+        """Record the end of these collectives, and remove them from the open ones. keep: do not remove them,
+        because nobody has waited for them.
         """
         now = time.monotonic()
         for issued in ended:
@@ -383,7 +387,7 @@ class Recorder(Listener):
             "brought": brought,
             "at": time.monotonic(),
             "peer": call.root,
-            # the ranks without which this rank cannot continue
+            # the other rank of a message; for a collective all members of the group
             "needs": call.members if peer is None else [call.members[peer]],
             "shape": None if tensor is None else list(tensor.shape),
             "dtype": None if tensor is None else type_of(tensor),
@@ -391,30 +395,30 @@ class Recorder(Listener):
         }
         os.pwrite(box, json.dumps(self.last).encode()[:BOX_BYTES].ljust(BOX_BYTES, b"\0"), 0)
 
-    def _quiet(self) -> None:
-        """If nothing is under way, assign the bytes sent so far to the collectives that were."""
+    def _assign_if_idle(self) -> None:
+        """If no collective is under way, assign the bytes sent since the last such moment, and close all."""
         if self.calm():
-            forgotten = self._alone()
-            self._forgotten += len(forgotten)
+            forgotten = self._unawaited()
+            self._ended_unawaited += len(forgotten)
             self._ended.update(issued.work for issued in forgotten if isinstance(issued.work, dist.Work))
             self._ended_tensors.update(issued.piece for issued in forgotten if issued.piece)
             self._close(self._open)
             self._in_flight = 0
-            self._settle()
+            self._assign()
 
-    def _settle(self, is_calm: bool = True) -> None:
-        """Assign the bytes since the last quiet moment.
+    def _assign(self, is_calm: bool = True) -> None:
+        """Assign the bytes sent since the last time to the rows of collectives begun since.
 
         The bytes of collectives that overlapped cannot be separated: if these were of one kind, the row is
         exact; if not, each row says n/a and only the total is known. The same holds for a row with a
         collective that is still under way.
         """
         total = self.counter.total()
-        is_known = wire.available and is_calm and len(self._since_quiet) == 1
-        for row in self._since_quiet:
-            row.wire = row.wire + total - self._settled if is_known and row.wire is not None else None
-        self._settled = total
-        self._since_quiet.clear()
+        is_known = wire.available and is_calm and len(self._unassigned) == 1
+        for row in self._unassigned:
+            row.wire = row.wire + total - self._assigned if is_known and row.wire is not None else None
+        self._assigned = total
+        self._unassigned.clear()
 
     def _waited(self, row: CollectiveCount, start: float) -> None:
         end = time.monotonic()
