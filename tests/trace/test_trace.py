@@ -141,13 +141,11 @@ def test_the_first_stage_of_a_pipeline_holds_what_the_theory_says():
 
 
 @pytest.mark.slow
-def test_the_70b_on_a_laptop(aside):
+def test_the_70b_on_a_laptop():
     model, layout = MODELS["llama-3-70b"], Layout(dp=8, tp=8, zero=3)
     traced = trace(model, layout, seq_len=8192)
     assert traced.params == 70_553_706_496 and traced.calls == listed(traced_job(model, 8192, layout), layout)
     assert is_the_theory(traced) and traced.resident < 800e6
-    usual = aside(trace_here, replace(model, layers=8), Layout(dp=8, tp=8, **WHOLE), 8192, "usual")
-    assert usual.count("all_reduce", "tp") == 7 * 8
     states = sum(traced.memory[kind] for kind in ("weights", "gradients", "optimizer"))
     assert states == pytest.approx(16 * model.params / 64, rel=0.001)
 

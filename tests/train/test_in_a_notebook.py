@@ -13,24 +13,6 @@ from three_axes.plan import Layout
 
 
 @pytest.mark.slow
-def test_every_byte_of_a_training_step_is_predicted():
-    """Under other layouts: tests/plan/test_traffic.py."""
-    sizes = dict(dp=2, tp=2, pp=2)
-    config = Config(hidden=64, seq_len=32, batch=32, microbatch=4, steps=2, **sizes)
-    with World(8, timeout=120) as world:
-        table = d14.three_ways(d14.one_step(world, config), config)
-    assert len(table.rows) == len(sizes) + 1
-    assert all(predicted == counted for _, predicted, counted in table.rows), table
-
-
-def test_accelerate_trains_the_same_model_to_the_same_loss():
-    config = Config(hidden=32, seq_len=16, batch=16, steps=5, warmup=2)
-    with World(4, timeout=60) as world:
-        losses = world.run(d14.with_accelerate, config, 5)
-    assert losses[0] == losses[3] == pytest.approx(d14.twin(config, 5), rel=1e-5)
-
-
-@pytest.mark.slow
 def test_accelerate_shards_over_gpus():
     """Its state claims that these CPU ranks are GPUs, so that the code for GPUs runs here."""
 
