@@ -26,7 +26,7 @@ from traces import by_hand
 from helpers.ranks.ports import free_port
 from three_axes.__main__ import parser
 from three_axes.commands import COMMANDS
-from tools import colab, lab
+from tools import colab, lab, pages
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = Path(numpy.__file__).parents[1]  # which has all of [test]
@@ -152,12 +152,15 @@ SIZING = {
     "verify": ("--help", "of the optimizer, then the job ends"),
 }
 COURSE = {"doctor": ("1", "1 ok"), "class": (f"collect {ROOT / 'data' / 'incidents'}", "0 students")}
-# Modules for makers, run with `python -m three_axes.run …`.
-MODULES = {
-    "helpers.train --steps 2 --hidden 32 --seq-len 16 --batch 8": "2 steps under",
-    "tools.printables cards cheatsheet worksheets": "19 pages to print",
-    "tools.slides 07": "1 deck in",
-}
+RUN = "-m three_axes.run"  # of modules for makers
+LAUNCHED = "-m torch.distributed.run --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint localhost:0"
+TRAIN = "helpers.train --tp 2 --steps 2 --hidden 32 --seq-len 16 --batch 8"
+FROM_A_WHEEL = [
+    *((f"three-axes {name} {arguments}", expected) for name, (arguments, expected) in COURSE.items()),
+    (f"python {RUN} tools.printables cards cheatsheet worksheets", "19 pages to print"),
+    (f"python {RUN} tools.slides 07", "1 deck in"),
+    (f"python {LAUNCHED} {RUN} {TRAIN}", "2 steps under"),
+]
 
 
 @pytest.mark.slow
@@ -196,29 +199,13 @@ def test_numpy_alone_knows_its_tables_and_says_what_it_lacks(numpy_only, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COURSE)
-def test_the_whole_course_from_a_wheel(course, tmp_path, command):
-    arguments, expected = COURSE[command]
-    done = run(course / "three-axes", command, *arguments.split(), cwd=tmp_path)
-    status = int(command == "class")  # it is given files, of which none is a student's
+@pytest.mark.parametrize("command, expected", FROM_A_WHEEL)
+def test_the_whole_course_from_a_wheel(course, tmp_path, command, expected):
+    program, *words = command.split()
+    done = run(course / program, *words, cwd=tmp_path)
+    status = int("class" in words)  # it is given files, of which none is a student's
     assert done.returncode == status and expected in done.stdout + done.stderr, done.stderr
     assert {p.name for p in tmp_path.iterdir()} <= {"build"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_of_the_course_from_a_wheel(course, tmp_path, module):
-    done = run(course / "python", "-m", "three_axes.run", *module.split(), cwd=tmp_path)
-    assert done.returncode == 0 and MODULES[module] in done.stdout + done.stderr, done.stderr
-    assert {p.name for p in tmp_path.iterdir()} <= {"build"}
-
-
-@pytest.mark.slow
-def test_two_ranks_train_from_a_wheel_under_torchrun(course, tmp_path):
-    launched = "-m torch.distributed.run --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint localhost:0"
-    script = "-m three_axes.run helpers.train --tp 2 --steps 2 --hidden 32 --seq-len 16 --batch 8"
-    done = run(course / "python", *f"{launched} {script}".split(), cwd=tmp_path)
-    assert done.returncode == 0 and "2 steps under" in done.stdout + done.stderr, done.stderr
 
 
 def test_every_command_is_tried_from_a_wheel():
@@ -260,6 +247,9 @@ def test_the_lab_of_a_wheel_has_the_readers_copies_and_a_kernel_that_knows_the_c
         server.terminate()
         server.communicate(timeout=60)
     book = next((tmp_path / "three-axes").glob("03_*"))
+    copy = nbformat.read(book, as_version=4)
+    copy.cells = pages.core(copy)  # nbval runs the rest
+    nbformat.write(copy, book)
     said = "import os; from three_axes.files import *; course_on_path(); print(os.environ['PYTHONPATH'])"
     path = run(course / "python", "-c", said, cwd=tmp_path).stdout.strip()  # as the lab's kernels have it
     execute = "-m nbconvert --to notebook --execute --inplace".split()
@@ -280,12 +270,10 @@ def test_a_wheel_beside_a_notebook_is_found_by_its_first_cell(wheel, tmp_path):
 
 
 DOCUMENTED = re.findall(r"^\| (pip|uv alone) \| `(.+?)`", (ROOT / "docs" / "install.md").read_text(), re.M)
-# pip's way is make's, which has installed what runs this.
-MARKS = {"pip": pytest.mark.exhaustive, "uv alone": pytest.mark.slow}
-WAYS = [pytest.param(name, command, marks=MARKS[name]) for name, command in DOCUMENTED]
 
 
-@pytest.mark.parametrize("name, command", WAYS)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name, command", DOCUMENTED)
 def test_what_the_documents_say_installs_the_course(name, command, tmp_path):
     """With three-axes lab's place taken by the doctor's first check."""
     venv.create(tmp_path / "venv", with_pip=name == "pip")
