@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sys
-from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -41,12 +40,18 @@ os.environ.setdefault("THREE_AXES_PROGRESS", "")  # stored outputs do not depend
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 BEYOND = re.compile(r"\[b\d\.")  # an exercise of the notebooks beyond
-DURATIONS = "three_axes/durations"  # in pytest's cache: each test's seconds in the last run
-measured = Counter()
+# The files that take longest in `make test-all`, the longest first. All others take less than half a minute:
+# no worker is left alone for longer, in a fresh clone too.
+LONGEST = """
+    test_gpus test_browser test_exercises 14_defend test_left_behind test_changes test_train test_site
+    test_silent test_beyond test_trace test_endings test_attempts test_count test_copies test_install 08_grid
+    b1_fsdp test_browser_stored test_standing b4_hang b5_silent test_limits 11_scaling test_drops 10_crash
+    test_learning test_toy test_training
+""".split()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(items):
     """Mark as slow the tests of the drops beyond the fourteen, and of sections for another day. Put files
     that wait first, longest first, and after them the files that compute, longest last.
     """
@@ -58,13 +63,9 @@ def pytest_collection_modifyitems(config, items):
     yield
     for module in {item.module for item in items if hasattr(item, "module")}:
         cloudpickle.register_pickle_by_value(module)  # ranks need not import the tests
-    cache = getattr(config, "cache", None)  # `-p no:cacheprovider` removes it
-    before = cache.get(DURATIONS, {}) if cache else {}
-    seconds = Counter()
-    for item in items:
-        seconds[item.path] += before.get(item.nodeid, 0)
     waiting = {item.path for item in items if waits(item)}
-    items.sort(key=lambda item: (0, -seconds[item.path]) if item.path in waiting else (1, seconds[item.path]))
+    place = lambda path: LONGEST.index(path.stem) if path.stem in LONGEST else len(LONGEST)
+    items.sort(key=lambda item: (0, place(item.path)) if item.path in waiting else (1, -place(item.path)))
 
 
 @cache
@@ -120,19 +121,6 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_configure(config):
     if hasattr(config, "workerinput"):
         run_all.ends_with_its_parent()
-
-
-def pytest_runtest_logreport(report):
-    measured[report.nodeid] += report.duration
-
-
-def pytest_sessionfinish(session):
-    """Keep how long each test took, for the order of the next run. Workers report to the process
-    that writes.
-    """
-    cache = getattr(session.config, "cache", None)
-    if cache and not hasattr(session.config, "workerinput"):
-        cache.set(DURATIONS, cache.get(DURATIONS, {}) | measured)
 
 
 @pytest.fixture(scope="module")
