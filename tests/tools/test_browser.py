@@ -4,7 +4,6 @@ clicks and types. What a page displays without a kernel, and in the dark, is tes
 If no Chromium is found, these tests are skipped with a message. .ci/run installs one.
 """
 
-import inspect
 import json
 import os
 import re
@@ -20,10 +19,9 @@ import pytest
 from matplotlib.image import imread
 from test_site import CHROMIUM
 
-from drops import b1, b2, b3, b4, b5
 from drops.d01 import fingerprints
 from helpers.draw import explore
-from helpers.practice.exercise import Exercise
+from helpers.practice.books import drop_number, notebooks
 from helpers.ranks.ports import free_port
 from tools import pages
 
@@ -107,9 +105,8 @@ class Notebook:
 
     def __init__(self, page, folder: Path, number: str):
         self.page, self.folder = page, folder
-        books = ROOT / "notebooks"
-        (path,) = [*books.glob(f"{number}_*.ipynb"), *books.glob(f"beyond/{number}_*.ipynb")]
-        self.name = f"my/{path.relative_to(books).as_posix()}"
+        self.path = next(path for path in notebooks() if drop_number(path) == number)
+        self.name = f"my/{self.path.relative_to(ROOT / 'notebooks').as_posix()}"
         self.open()
 
     def open(self) -> None:
@@ -136,9 +133,6 @@ class Notebook:
         self.page.wait_for_function("window.ended", timeout=5 * MINUTE)
         self.wait_for_kernel()
 
-    def run_all(self) -> None:
-        self._command("notebook:run-all-cells")
-
     def run(self, *texts: str) -> None:
         """Run the cells that contain these texts, one after the other."""
         for text in texts:
@@ -151,6 +145,17 @@ class Notebook:
             )
             assert text in cells, f"no cell has {text!r}"
             self._command("notebook:run-cell")
+
+    def run_instead(self, code: str) -> None:
+        """Run this code in the second cell of code, in place of its own: the first cell is folded."""
+        self.page.evaluate(
+            """code => { const notebook = window.jupyterapp.shell.currentWidget.content
+            const second = notebook.widgets.filter(cell => cell.model.type == 'code')[1]
+            notebook.activeCellIndex = notebook.widgets.indexOf(second)
+            second.model.sharedModel.setSource(code) }""",
+            code,
+        )
+        self._command("notebook:run-cell")
 
     def sources(self) -> list[str]:
         return self.page.evaluate(
@@ -202,11 +207,10 @@ SEEN = """() => {
     } }"""
 
 
-CORES = [  # the others, which are built of the same parts, once a week
-    pytest.param(
-        f"{drop:02}", marks=pytest.mark.slow if drop in (1, 5, 7, 13, 14) else pytest.mark.exhaustive
-    )
-    for drop in range(1, 15)
+OFTEN = ("01", "07", "14")  # the others, which are built of the same parts, once a week
+CORES = [
+    pytest.param(number, marks=pytest.mark.slow if number in OFTEN else pytest.mark.exhaustive)
+    for number in map(drop_number, notebooks())
 ]
 
 
@@ -215,7 +219,7 @@ def test_a_core_as_a_reader_goes_through_it(notebook):
     """To the practice and back; a click on an answer, which makes that cell the next to run, and Shift+Enter
     on and on.
     """
-    page, book = notebook.page, nbformat.read(ROOT / "notebooks" / Path(notebook.name).name, as_version=4)
+    page, book = notebook.page, nbformat.read(notebook.path, as_version=4)
     page.locator(".jp-Notebook:visible a", has_text=re.compile(r"^practice \d+$")).click()
     practice = page.locator(".jp-Notebook:visible h2", has_text="Practice: ").first
     expect(practice).to_be_in_viewport(timeout=MINUTE)
@@ -249,9 +253,7 @@ stuck.run(lambda: dist.recv(torch.zeros(1), src=0) if dist.get_rank() else time.
 @pytest.mark.parametrize("notebook", ["01"], indirect=True)
 def test_fail_read_why_pass_and_stop(notebook):
     page = notebook.page
-    notebook.run_all()
-    assert notebook.errors() == []
-
+    notebook.run("def fingerprint")
     practice = notebook.cell("def fingerprint")
     output = practice.locator(".jp-OutputArea-output")
     wrong = 'def fingerprint(small, large):\n    return "data"\n\nfingerprints.check(fingerprint)'
@@ -277,21 +279,27 @@ def test_fail_read_why_pass_and_stop(notebook):
     page.get_by_text("and on: [42, 42]").wait_for(timeout=MINUTE)
 
 
-EXPLORERS = [
-    (path.name[:2], call)
-    for path in sorted((ROOT / "notebooks").rglob("*.ipynb"))
+EXPLORERS = {
+    call
+    for path in notebooks()
     for cell in nbformat.read(path, as_version=4).cells
     if cell.cell_type == "code"
     for call in re.findall(r"explore\.\w+\(.*\)", cell.source)
-]
+}
 IMAGES = ".three-axes-explorer img, img.three-axes-explorer"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("notebook, call", EXPLORERS, indirect=["notebook"])
-def test_an_explorer_begins_as_python_says_and_moves_by_keyboard_and_by_mouse(notebook, call):
+@pytest.mark.parametrize("notebook", ["02"], indirect=True)
+def test_explorers_begin_as_python_says_and_move_by_keyboard_and_by_mouse(notebook):
+    """All that the drops have, one after the other, in a notebook that has none of its own."""
+    for call in sorted(EXPLORERS):
+        notebook.run_instead(f"from helpers.draw import explore\n{call}")
+        begins_and_moves(notebook, call)
+
+
+def begins_and_moves(notebook, call: str) -> None:
     page = notebook.page
-    notebook.run("helpers.draw import explore", call)
     assert notebook.errors() == []
     page.locator(IMAGES).last.wait_for(timeout=MINUTE)
     page.wait_for_timeout(2000)  # a link in the page would have pushed its own value by now
@@ -372,33 +380,3 @@ def test_training_as_it_goes_a_card_and_the_final(notebook):
     final = notebook.cell("quiz.Quiz()")
     final.locator(".widget-radio-box label").nth(1).click()
     final.get_by_text("Read again: drop 02").wait_for(timeout=MINUTE)
-
-
-BEYOND = [  # the others once a week
-    pytest.param("b1", b1, marks=pytest.mark.exhaustive),
-    pytest.param("b2", b2, marks=pytest.mark.exhaustive),
-    pytest.param("b3", b3, marks=pytest.mark.exhaustive),
-    pytest.param("b4", b4, marks=pytest.mark.slow),
-    pytest.param("b5", b5, marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize("notebook, module", BEYOND, indirect=["notebook"])
-def test_beyond_run_a_mistake_is_named_and_every_solution_passes(notebook, module):
-    notebook.run_all()
-    assert notebook.errors() == []
-    first = True
-    for name, exercise in vars(module).items():
-        if not isinstance(exercise, Exercise):
-            continue
-        function = exercise.reference.__name__
-        check = f"{module.__name__.rpartition('.')[2]}.{name}.check({function})"
-        arguments = ", ".join(inspect.signature(exercise.reference).parameters)
-        practice = notebook.cell(f"def {function}")
-        if first:
-            notebook.write(practice, f"def {function}({arguments}):\n    return 0\n\n{check}")
-            practice.locator(".jp-OutputArea-output").get_by_text("✗ wrong: ").wait_for(timeout=MINUTE)
-            first = False
-        notebook.write(practice, f"{exercise.solution()}\n\n{check}")
-        practice.locator(".jp-OutputArea-output").get_by_text("✓ right").wait_for(timeout=2 * MINUTE)
-        assert exercise.name in json.loads((notebook.folder / "progress.json").read_text())["exercises"]
