@@ -25,7 +25,8 @@ def test_accelerate_shards_over_gpus():
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         return d14.with_accelerate(config, steps)
 
-    config = Config(hidden=32, seq_len=16, batch=16, steps=5, warmup=2)
+    # Clipped from the first step on.
+    config = Config(hidden=32, seq_len=16, batch=16, steps=5, warmup=2, clip=0.5)
     with World(4, timeout=60) as world:
         losses = world.run(on_gpus, config, 5)
         ops = {row.op for row in world.traffic.ranks[0]}
