@@ -69,7 +69,9 @@ def told(monkeypatch):
     """
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     nothing = lambda one: None
-    interposer = SimpleNamespace(add=nothing, remove=nothing, fabric=None, is_issuing=False, wait_for=Work.wait)
+    interposer = SimpleNamespace(
+        add=nothing, remove=nothing, fabric=None, is_issuing=False, wait_for=Work.wait
+    )
     interposer.axes, interposer.beside, interposer.is_capturing = SimpleNamespace(), None, False
     monkeypatch.setattr(meter, "time", clock)
     monkeypatch.setattr(meter, "interposer", interposer)
