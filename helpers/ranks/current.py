@@ -1,5 +1,5 @@
-"""For functions that run on a rank: which rank this process is, what that rank keeps, counts and uses, and
-how far its call has progressed.
+"""For functions that run on a rank: the rank that this process is, its variables, its counts and memory, and
+the progress of its call.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from three_axes.count import CollectiveCount, Span
 
 
 class Rank(Protocol):
-    """What functions that run on a rank use of the rank; `worker.Rank` implements it."""
+    """The part of `worker.Rank` that functions on a rank use."""
 
     device: Any
     recorder: Any
     budget: Any
     names: dict
 
-    def tell(self, done: int, total: int | None) -> None:
-        """Report the rank's progress to the notebook."""
+    def report_progress(self, done: int, total: int | None) -> None:
+        """Report to the notebook that `done` of `total` steps are done (None: their number is not known)."""
 
 
 class OpenCollectives(NamedTuple):
-    """A rank's collectives of this call. not_waited: how many nothing in Python has waited for."""
+    """A rank's collectives of this call. under_way: whether one has not ended. not_waited: the number of
+    those for which no Python code has waited.
+    """
 
     under_way: bool
     not_waited: int
@@ -38,25 +40,25 @@ rank: Rank | None = None  # None in the kernel, and in processes that a rank for
 
 
 def progress(iterable, total: int | None = None):
-    """Loop over `iterable`, and show a progress bar in the notebook: the progress of the slowest rank.
+    """Loop over `iterable`, and display a bar in the notebook: the progress of the slowest rank.
 
-    Works in a function that runs on ranks, and does nothing elsewhere.
+    total: the number of items, if `iterable` has no length. Outside a rank this only loops.
     """
     total = len(iterable) if total is None and hasattr(iterable, "__len__") else total
     reported, done = 0.0, 0
     for item in iterable:
         if rank and time.monotonic() - reported > 0.1:
             reported = time.monotonic()
-            rank.tell(done, total)
+            rank.report_progress(done, total)
         yield item
         done += 1
     if rank:
-        rank.tell(done, total)
+        rank.report_progress(done, total)
 
 
 @contextmanager
 def span(kind: str, label: str | int = ""):
-    """On a rank, record what runs in this block. Anywhere else, do nothing.
+    """On a rank, record when this block began and ended, for `world.timeline`. Elsewhere, do nothing.
 
     On a GPU the span begins when all work launched before the block is done, and ends when the block's own
     work is done.
@@ -74,17 +76,17 @@ def span(kind: str, label: str | int = ""):
 
 
 def meet() -> None:
-    """On a rank: one all-reduce over all ranks, with which NCCL makes its first communicator."""
+    """On a rank: run one all-reduce over all ranks, at which NCCL makes its first communicator."""
     dist.all_reduce(torch.ones(1, device=_here("meet").device))
 
 
 def around(op):
-    """A span for one operation of a schedule; `toy.run_schedule` takes this function."""
+    """The span of one operation of a schedule; `toy.run_schedule` takes this function as an argument."""
     return span(op.kind, op.microbatch)
 
 
 def count_from_here() -> None:
-    """Leave out of `world.traffic` and `world.timeline` what this call has done so far, such as a warm-up."""
+    """Count anew from here: `world.traffic` and `world.timeline` omit what this call did before."""
     _here("count_from_here").recorder.start()
 
 
@@ -110,9 +112,9 @@ def finish_collectives() -> None:
 
 
 def peak_memory(reset: bool = False) -> int:
-    """The largest number of bytes that this rank's tensors have held at one time. On a GPU PyTorch's
-    allocator counts them, for this rank alone even if ranks share the GPU. On a CPU the budget of
-    `World(memory=…)` counts them. reset: start a new peak from the bytes held now.
+    """The largest number of bytes that this rank's tensors have held at one time, since the last reset. On a
+    GPU PyTorch's allocator counts them, for this rank alone even if ranks share the GPU. On a CPU the budget
+    of `World(memory=…)` counts them. reset: start a new peak from the bytes held now.
 
     Raises RuntimeError where neither counts.
     """
@@ -124,7 +126,7 @@ def peak_memory(reset: bool = False) -> int:
         return peak
     if here.budget is None:
         raise RuntimeError(
-            "no one watches the memory of this rank: make the world with World(n, memory=…), the bytes of"
+            "nothing counts the memory of this rank: make the world with World(n, memory=…), the bytes of"
             " tensors that each rank may hold"
         )
     peak = here.budget.peak
@@ -134,13 +136,14 @@ def peak_memory(reset: bool = False) -> int:
 
 
 def rank_state() -> dict:
-    """What this rank keeps from call to call: a dict with the variables that %%ranks cells see. In a fresh
-    rank it is empty.
+    """The variables of this rank's %%ranks cells, a dict that is kept from call to call. In a fresh rank it
+    has `rank`, `world_size`, `device`, `torch`, `dist` and `__name__`.
     """
     return _here("rank_state").names
 
 
 def _here(name: str) -> Rank:
+    """This process's rank, for the function `name`. Raises RuntimeError outside a rank."""
     if rank is None:
         raise RuntimeError(f"{name}() is for a function that runs on a rank: world.run(fn) calls it there")
     return rank

@@ -37,10 +37,11 @@ FRESH = "All ranks were started afresh: the variables of earlier cells are gone,
 
 
 class RankError(RuntimeError):
-    """A call on the ranks failed. `ranks` are those at fault. `kind` is one of 'raised', 'died', 'timeout',
-    'deadlock', 'result', or 'disagree' (the call ended, but ranks called a collective with arguments that do
-    not match). `seen` has the status of each rank; `deadlock` is the proof that some ranks could not
-    continue. The message is written for the reader."""
+    """A call on the ranks failed. `ranks` are the ranks at fault; after a timeout, those that had not ended.
+    `kind` is one of 'raised', 'died', 'timeout', 'deadlock', 'result', or 'disagree' (the call ended, but
+    ranks called a collective with arguments that do not match). `state_kept`: whether the ranks keep their
+    variables. `seen` is a list with the status of each rank; `deadlock` is the proof that some ranks could
+    not continue, or None. The message is written for the reader."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class RankError(RuntimeError):
 
 
 class RanksInterrupted(KeyboardInterrupt):
-    """The reader pressed stop. The message says where each rank was."""
+    """The reader pressed stop. The message names the line of each rank, unless a message was half sent."""
 
     def _render_traceback_(self) -> list[str]:
         return str(self).split("\n")
@@ -84,7 +85,7 @@ class RankStatus:
     exit: int | None = None  # the process ended with this status (negative: the signal)
     orphaned: bool = False  # the server that forked the process has ended: the exit status is unknown
     stopped: bool = False  # by SIGSTOP: it does not answer now, and may continue later
-    where: dict | None = None  # what the rank answers that it is doing (worker.Rank._where)
+    where: dict | None = None  # the rank's answer to the question what it is doing (worker.Rank._where)
     box: dict | None = None  # the last collective that the rank entered (meter.Recorder.box)
     finished: bool = False  # the rank had ended the call without an error
     said: str = ""  # what the rank had printed
@@ -95,8 +96,8 @@ def explain(
 ) -> RankError:
     """The error for a call that failed.
 
-    mend: a function that frees the ranks, completes `seen` if a rank dies of that, and returns the sentence
-    on their variables.
+    mend: a function that frees the ranks, completes `statuses` if a rank dies meanwhile, and returns the
+    sentence on the ranks' variables.
     """
     raising = [r for r, s in enumerate(statuses) if s.error and not s.error.aborted]
     raising = [r for r in raising if not statuses[r].error.follows] or raising
@@ -119,7 +120,7 @@ def explain(
 
 
 def raised(statuses: list[RankStatus], first: list[int], state: str) -> str:
-    """The error when the ranks `first` raised, not as a consequence of another rank's failure."""
+    """The message when the ranks `first` raised an error of their own, not because another rank failed."""
     raising: dict[tuple, list[int]] = {}
     for r in first:
         e = statuses[r].error
@@ -134,7 +135,9 @@ def raised(statuses: list[RankStatus], first: list[int], state: str) -> str:
 
 
 def _unrepeated(texts: list[str]) -> list[str]:
-    """The lines of a traceback, where each run of equal lines (a recursion) is one line with a number."""
+    """The lines of a traceback. Equal lines in succession (a recursion) become one line with their number;
+    of more than 12 lines the first and the last six are kept.
+    """
     out = []
     for line, group in itertools.groupby(texts):
         times = len(list(group))
@@ -159,7 +162,7 @@ def unreadable(r: int, error: Exception, state: str) -> str:
 
 
 def not_taken(slow: list[int], n: int, size: int, seconds: float, state: str) -> str:
-    """`slow` ranks had not received the call when its time was over."""
+    """The ranks `slow` had not received the call's arguments, `size` bytes, within `seconds`."""
     return (
         f"{ranks(slow, of=n)} had not taken the {human(size)} of the call's arguments after {seconds:g} s,"
         " and had to be ended. Give it more time with timeout=… in seconds, or make the data on the ranks.\n"
@@ -167,8 +170,8 @@ def not_taken(slow: list[int], n: int, size: int, seconds: float, state: str) ->
     )
 
 
-def no_message(rank: int, n: int, state: str) -> str:
-    """The rank has written something else into the pipe that carries its answers."""
+def garbled(rank: int, n: int, state: str) -> str:
+    """Bytes that are no answer have arrived through the rank's pipe."""
     return (
         f"{ranks([rank], of=n)} has sent the notebook something that is no answer: the call's code, or a"
         " library of it, has written to a file descriptor that is not its own.\n" + state
@@ -182,7 +185,7 @@ def not_shared(error: RankError, n: int, gpus: int) -> str:
 
 
 def died(statuses: list[RankStatus], dead: list[int], state: str) -> str:
-    """The processes of `dead` are gone."""
+    """The processes of the ranks `dead` have ended."""
     aborted = [r for r in dead if statuses[r].exit == -signal.SIGABRT]
     if aborted and (text := _mismatch(statuses, aborted)):
         return "\n".join([text, state])
@@ -269,15 +272,15 @@ def left_behind(statuses: list[RankStatus], members: list[int], state: str) -> s
 
 
 def interrupted(statuses: list[RankStatus], state: str) -> str:
-    """The reader has pressed stop: what each rank was doing."""
+    """The reader has pressed stop. The message says what each rank was doing."""
     return "\n".join(
         ["stopped, as you asked."] + _others(statuses, [], heading="When it was stopped:") + [state]
     )
 
 
 def _others(statuses: list[RankStatus], but: list[int], heading: str = "Meanwhile:") -> list[str]:
-    """What the ranks outside `but` were doing: one line for all ranks that did the same, with the longest of
-    their waits.
+    """What the ranks outside `but` were doing, below the heading: one line for all ranks that did the same,
+    with the longest of their waits. [] if `but` has all ranks.
     """
     doing: dict[tuple[str, str], dict[int, float | None]] = {}
     for r, s in enumerate(statuses):
@@ -332,7 +335,9 @@ def _at(box: dict) -> str:
 
 
 def _mismatch(statuses: list[RankStatus], aborted: list[int]) -> str | None:
-    """The commonest reason for gloo to abort a process: two ranks brought tensors of different size."""
+    """The message for the commonest reason why gloo aborts a process: two ranks passed tensors of different
+    size to a collective. None if the ranks' output or their last collectives do not show that reason.
+    """
     printed = "\n".join(statuses[r].said for r in aborted)
     if not re.search(r"enforce fail|EnforceNotMet|op\.preamble|nbytes|gloo::", printed):
         return None

@@ -1,8 +1,10 @@
 """PyTorch's flight recorder for ranks over gloo: the last collectives of a rank, with stacks, in a file.
 
-On GPUs NCCL's watchdog writes such a file when a collective times out; TORCH_FR_DUMP_TEMP_FILE names it.
-gloo records collectives too (up to TORCH_FR_BUFFER_SIZE entries, 2000 by default), but writes no file. So if
-TORCH_FR_DUMP_TEMP_FILE is set when a World is made, every living rank writes its file when a call fails.
+In a job on GPUs NCCL's watchdog writes this file when a collective times out; TORCH_FR_DUMP_TEMP_FILE is the
+start of its path. gloo records collectives too (up to TORCH_FR_BUFFER_SIZE entries, 2000 by default), but
+writes no file. So if the variable is set when a World is made whose ranks compute on the CPU, every living
+rank writes its file when it is asked where it is: when a call fails, or nothing has moved for some seconds. A
+World on GPUs writes none, because it turns the watchdog's files off (`devices.NCCL`).
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ import torch.distributed as dist
 
 from three_axes import pytorch_private
 
-PREFIX = "TORCH_FR_DUMP_TEMP_FILE"
+PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # environment variable
 
 
 def dump(since: int = 0) -> dict:
-    """What this rank has recorded since a time in nanoseconds, as NCCL's watchdog would write it, so that
-    PyTorch's analyzer (torchfrtrace) reads it.
+    """This rank's record since a time in nanoseconds, in the form that NCCL's watchdog writes, which
+    PyTorch's analyzer (torchfrtrace) reads.
 
-    Three things that gloo leaves open (PyTorch 2.13) are completed: the ranks of each group; the state of a
-    collective that has ended; and record numbers, which start at 0 with this call's first entry.
+    Three things that gloo leaves out (PyTorch 2.13) are added: the ranks of each group; the state of a
+    collective that has ended; and record numbers, which start at 0 with the first entry since that time.
     """
     record = pytorch_private.flight_record()
     record["pg_config"] = {
@@ -42,7 +44,7 @@ def dump(since: int = 0) -> dict:
 
 
 def write(rank: int, since: int) -> None:
-    """Write this rank's file, if the environment names one."""
+    """Write this rank's file, if the environment variable is set. A failure is printed, not raised."""
     if prefix := os.environ.get(PREFIX):
         try:
             record = pickle.dumps(dump(since))

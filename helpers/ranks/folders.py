@@ -1,10 +1,10 @@
 """One temporary folder for all worlds of this process: with a short path, made again if it was removed, and
 deleted when the process ends.
 
-multiprocessing has such a folder too, with three faults. Below a long TMPDIR its sockets' paths are longer
-than the system allows. If a cleaner removes it, it is never made again. If its process is killed, it stays,
-and ranks are always killed. Here each folder has a lock (flock): the system releases the lock when the owner
-dies, so the next process finds the folders of dead owners and removes them.
+multiprocessing has a temporary folder too, with three faults. If TMPDIR is long, the paths of its sockets are
+longer than the system allows. If a cleaner removes the folder, it is never made again. If its process is
+killed, the folder stays, and ranks are always killed. Here each folder has a lock (flock): the system
+releases the lock when the owner dies, so the next process finds the folders of dead owners and removes them.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from pathlib import Path
 
 from three_axes import cpython_private
 
-with suppress(ImportError):  # on Windows, where `server` says what to do
+with suppress(ImportError):  # on Windows, where `server.warm` raises an error with advice
     import fcntl
 
 LONGEST = 60  # characters of the parent folder's path: a socket's whole path may have 107
-_home: tuple[str, int, int] | None = None  # path, descriptor that holds its lock, owner
+_home: tuple[str, int, int] | None = None  # path, descriptor that holds its lock, pid of the owner
 
 
 def home() -> str:
-    """This process's folder. Raises OSError where none can be made."""
+    """The path of this process's folder, which exists. Raises OSError where none can be made."""
     global _home
     if _home is None or _home[2] != os.getpid() or not os.path.isdir(_home[0]):
-        around = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST else "/tmp"
-        _sweep(around)
-        _home = (*_make(around), os.getpid())
+        parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST else "/tmp"
+        _sweep(parent)
+        _home = (*_make(parent), os.getpid())
         cpython_private.set_folder(_home[0])
         util.Finalize(None, _remove, exitpriority=-100)  # processes forked by multiprocessing skip atexit
     return _home[0]
 
 
 def _prefix() -> str:
-    """The first part of a folder's name, the same for all processes under one running system. Only these
-    processes are sure to see each other's locks.
+    """The first part of a folder's name. It is the same for all processes of one machine since its last
+    start: only these are sure to see each other's locks.
     """
     try:
         system = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -51,30 +51,31 @@ def _prefix() -> str:
     return f"three-axes-{re.sub('[^a-z0-9]', '', system.lower())[:8]}-"
 
 
-def _make(around: str) -> tuple[str, int]:
-    """A new folder and its lock."""
+def _make(parent: str) -> tuple[str, int]:
+    """(path of a new folder, descriptor that holds its lock)."""
     while True:
-        path = tempfile.mkdtemp(prefix=_prefix(), dir=around)
+        path = tempfile.mkdtemp(prefix=_prefix(), dir=parent)
         handle = os.open(path, os.O_RDONLY)
-        if _locked(handle) and os.path.isdir(path):  # else another process's _sweep has removed it already
+        if _try_lock(handle) and os.path.isdir(path):  # else another process's _sweep has removed it already
             return path, handle
         os.close(handle)
 
 
-def _locked(handle: int) -> bool:
+def _try_lock(handle: int) -> bool:
+    """Take the lock. Returns False if another process holds it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks: there _sweep removes nothing
+    except OSError:  # a file system without locks, where `_sweep` removes nothing
         pass
     return True
 
 
-def _sweep(around: str) -> None:
+def _sweep(parent: str) -> None:
     """Remove the folders of owners that are dead."""
-    for path in Path(around).glob(_prefix() + "*"):
-        with suppress(OSError):  # another user's folder, or removed meanwhile
+    for path in Path(parent).glob(_prefix() + "*"):
+        with suppress(OSError):  # its owner lives, it is another user's, or it was removed meanwhile
             handle = os.open(path, os.O_RDONLY)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

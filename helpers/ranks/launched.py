@@ -22,10 +22,10 @@ from three_axes.table import ranks
 
 
 def join(timeout: float) -> tuple[torch.device, str]:
-    """Join the group that a launcher has started, or make a group of this process alone. Returns this rank's
-    device, and a sentence that names the devices of all ranks. Where a machine has fewer GPUs than ranks,
-    ranks share GPUs. Raises ValueError if NCCL cannot share them, and if some ranks see no GPU while others
-    do.
+    """Join the group of the ranks that a launcher has started; without a launcher, make a group of this
+    process alone. timeout: seconds after which a collective fails. Returns this rank's device, and a sentence
+    that names the devices of all ranks. Where a machine has fewer GPUs than ranks, ranks share GPUs. Raises
+    ValueError if NCCL cannot share them, and if some ranks see no GPU while others do.
     """
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
     end_with_launcher()
@@ -59,12 +59,12 @@ def join(timeout: float) -> tuple[torch.device, str]:
 
 
 def store_of_attempt(store: dist.Store, rank: int, n: int) -> dist.Store:
-    """A part of the launcher's store that only the n ranks of this start share, without any rank of an
-    earlier start.
+    """A part of the launcher's store for the n ranks of this start alone: its keys have a new prefix.
 
     torchrun keeps one store for all its restarts (dynamic_rendezvous.py in PyTorch 2.13), in which gloo would
-    find the addresses of dead ranks. So every rank writes a fresh token, and rank 0 answers each token until
-    all ranks have arrived. Raises DistNetworkError when a rank does not arrive within the store's timeout.
+    find the addresses of dead ranks. So every other rank writes a new token, and rank 0 answers each token
+    with the prefix until all ranks have it. Raises, after the store's timeout, DistNetworkError on rank 0 if
+    a rank is missing, and DistStoreError on a rank that rank 0 does not answer.
     """
     if rank:
         token = uuid.uuid4().hex
@@ -76,7 +76,7 @@ def store_of_attempt(store: dist.Store, rank: int, n: int) -> dist.Store:
     deadline = time.monotonic() + store.timeout.total_seconds()
     while missing:
         for other in list(missing):
-            if store.check([f"asks/{other}"]):  # perhaps a dead rank's token; then nobody reads the answer
+            if store.check([f"asks/{other}"]):  # if this is a dead rank's token, nobody reads the answer
                 store.set(f"answer/{store.get(f'asks/{other}').decode()}", name)
             if store.check([f"{name}/came/{other}"]):
                 missing.remove(other)
@@ -87,8 +87,9 @@ def store_of_attempt(store: dist.Store, rank: int, n: int) -> dist.Store:
 
 
 def end_with_launcher() -> None:
-    """End this process within a second when torchrun, which started it, is gone: killed, torchrun cannot end
-    its ranks itself, and they would train on beside the next run. Without torchrun nothing is watched.
+    """End this process within a second of the end of torchrun, which started it. A torchrun that is killed
+    cannot end its ranks itself, and they would train on beside the next run. Without torchrun this does
+    nothing.
     """
     launcher = os.getppid()
 
@@ -99,42 +100,45 @@ def end_with_launcher() -> None:
         os._exit(1)
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        OwnThread(watch).start()  # which a proof of `count --watch` knows
+        OwnThread(watch).start()  # a kind of thread that does not keep `count --watch` from a proof
 
 
 def together(do: Callable, error: type[Exception] = ValueError):
-    """What `do()` returns; every rank calls this. Where `do()` fails on one, every rank raises `error`."""
-    made, trouble = None, ""
+    """The result of `do()`; every rank calls this. If `do()` raises OSError or ValueError on some rank, every
+    rank raises `error`, with the message of the first such rank.
+    """
+    result, message = None, ""
     try:
-        made = do()
+        result = do()
     except (OSError, ValueError) as e:
-        trouble = str(e)
-    troubles: list = [None] * dist.get_world_size()
-    dist.all_gather_object(troubles, trouble)
-    if first := next(filter(None, troubles), ""):
+        message = str(e)
+    messages: list = [None] * dist.get_world_size()
+    dist.all_gather_object(messages, message)
+    if first := next(filter(None, messages), ""):
         raise error(first)
-    return made
+    return result
 
 
 @contextmanager
 def owning(run: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold a run's folder in this block: two runs would mix their metrics and checkpoints. The lock is the
-    operating system's, flock, and ends with its process. Raises ValueError while another run holds it.
+    """Lock a run's folder in this block: two runs would mix their metrics and checkpoints. The lock is the
+    operating system's, flock, and ends with its process. say: is called with a sentence if the last owner was
+    killed. Raises ValueError while another run holds the lock, and where the file system has no locks.
     """
     run.mkdir(parents=True, exist_ok=True)
     note, lock = run / "owner", FileLock(run / "owner.lock", timeout=0)
-    who = lambda: note.read_text(errors="replace").strip()[:200] if note.exists() else "nobody has signed"
+    owner = lambda: note.read_text(errors="replace").strip()[:200] if note.exists() else "nobody has signed"
     try:
-        lock.acquire()  # at once or not at all: its timeout is 0
+        lock.acquire()  # does not wait: its timeout is 0
     except Timeout:
         raise ValueError(
-            f"{run} belongs to a run that is under way: {who()}. When it has ended, start again"
+            f"{run} belongs to a run that is under way: {owner()}. When it has ended, start again"
         ) from None
     except NotImplementedError as e:  # a file system without locks
         raise ValueError(f"{run} cannot be held: {e}") from None
     try:
         if note.exists():
-            say(f"{run} belonged to a run that ended without a word, {who()}; it is taken over")
+            say(f"{run} belonged to a run that ended without a word, {owner()}; it is taken over")
         note.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now():%F %T}")
         yield
     finally:

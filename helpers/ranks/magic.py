@@ -15,20 +15,20 @@ from . import arguments, output
 from .failure import RankError
 from .world import World, open_worlds
 
-_spoken_to = lambda: None  # the world of the last %%ranks cell
-_ran_on: list[int] = []  # processes of the ranks that ran the last %%ranks cell to its end
-_defined: dict[str, list[int]] = {}  # name that a %%ranks cell has defined -> processes of those ranks
+_last_world = lambda: None  # returns the world of the last %%ranks cell
+_last_pids: list[int] = []  # pids of the ranks that ran a %%ranks cell to its end most recently
+_defined_by: dict[str, list[int]] = {}  # name that a cell has defined -> pids of the ranks that ran it
 
 
 @magic_arguments()
-@argument("world", nargs="?", help="name of a World; the one made last if left out")
-@argument("--traffic", metavar="NAME", help="keep the bytes that this cell moved in the variable NAME")
+@argument("world", nargs="?", help="name of a World; by default the World made last")
+@argument("--traffic", metavar="NAME", help="store the bytes that this cell sent in the variable NAME")
 @argument("--timeout", type=float, help="seconds after which the cell counts as hung")
 def ranks(line: str, cell: str) -> None:
-    """Run this cell on every rank. Variables stay from cell to cell, on each rank its own.
+    """Run this cell on every rank. Each rank keeps its own variables from cell to cell.
 
     `rank`, `world_size`, `device`, `torch` and `dist` are defined. What the ranks print is printed here in
-    rank order, and so is the value of the last line if it is an expression.
+    rank order, and then the value of the last line if it is an expression.
     """
     args = parse_argstring(ranks, line)
     try:
@@ -50,8 +50,9 @@ def ranks(line: str, cell: str) -> None:
         raise UsageError(f"{wrong[0]!r}: a %%ranks cell holds Python only, since the ranks are no notebooks")
     # For the reader, the line with %%ranks is line 1. It is not in `cell`, so an empty line takes its place.
     source = "\n" + cell
-    _say_which(world, worlds, named=bool(args.world))
-    # This cell's number. IPython 9 has increased its counter by now, IPython 8 has not; both store the cell.
+    _note_new_default(world, worlds, named=bool(args.world))
+    # This cell's number. IPython 9 has increased its counter by now, IPython 8 has not. Both have added the
+    # cell to the history.
     number = len(shell.history_manager.input_hist_parsed) - 1
     file = shell.compile.cache(source, number, raw_code=f"%%ranks {line}\n{cell}")
     linecache.cache[file] = (len(source), None, f"%%ranks {line}\n{cell}".splitlines(keepends=True), file)
@@ -59,18 +60,20 @@ def ranks(line: str, cell: str) -> None:
         values = world.cell(source, file, **timeout)
     except RankError as e:
         raise _for_a_cell(e, shell.user_ns, world) from None
-    _ran_on[:] = world.pids
-    _defined.update(dict.fromkeys(_names_of(source), world.pids))
+    _last_pids[:] = world.pids
+    _defined_by.update(dict.fromkeys(_names_of(source), world.pids))
     if args.traffic:
         shell.user_ns[args.traffic] = world.traffic
     if text := output.fold([v or "" for v in values]):
         output.say(text)
 
 
-def _say_which(world: World, worlds: list[World], named: bool) -> None:
-    """Once a new world replaces an older open one as the default for %%ranks cells, print a note, once."""
-    global _spoken_to
-    before, _spoken_to = _spoken_to(), weakref.ref(world)
+def _note_new_default(world: World, worlds: list[World], named: bool) -> None:
+    """Print a note if this cell names no world, runs on another world than the last cell did, and the last
+    cell's world is still open.
+    """
+    global _last_world
+    before, _last_world = _last_world(), weakref.ref(world)
     if not named and before in worlds and before is not world:
         print(
             f"on World({len(world)}), made last; `%%ranks NAME` runs a cell on another of the {len(worlds)}"
@@ -92,35 +95,37 @@ def _names_of(source: str) -> set[str]:
 
 
 def _for_a_cell(error: RankError, names: dict, world: World) -> RankError:
-    """The error, with advice that fits a cell. names: the notebook's variables."""
+    """The error with advice for %%ranks cells. names: the notebook's variables."""
     text = str(error).replace("with timeout=… in seconds", "with %%ranks --timeout 60")
     missing = {
         name[1]
-        for seen in error.seen
-        if seen.error and seen.error.type == "NameError"
-        if (name := re.match(r"name '(\w+)' is not defined", seen.error.message))
+        for status in error.seen
+        if status.error and status.error.type == "NameError"
+        if (name := re.match(r"name '(\w+)' is not defined", status.error.message))
     }
-    called = next((name for name, value in names.items() if value is world and name[0] != "_"), "world")
-    are_new = _ran_on != world.pids
-    earlier = {name for name in missing if _defined.get(name, world.pids) != world.pids}
+    variable = next((name for name, value in names.items() if value is world and name[0] != "_"), "world")
+    are_new = _last_pids != world.pids
+    earlier = {name for name in missing if _defined_by.get(name, world.pids) != world.pids}
     if earlier or (missing and are_new):
         text += "\nThe ranks are new: run the %%ranks cells above this one again, from the first."
     for name in sorted(missing & names.keys() - earlier):
         text += (
-            f"\nIf no such cell makes `{name}`: {called}.push({name}={name}) gives them the notebook's."
+            f"\nIf no such cell makes `{name}`: {variable}.push({name}={name}) gives them the notebook's."
             if are_new
-            else f"\nThe notebook has `{name}`, the ranks do not: {called}.push({name}={name}) gives it to"
+            else f"\nThe notebook has `{name}`, the ranks do not: {variable}.push({name}={name}) gives it to"
             " them."
         )
     return RankError(text, error.kind, error.ranks, error.state_kept, error.seen)
 
 
 def _a_line(line: str) -> None:
-    """The line magic `%ranks`, which IPython looks up when a %%ranks cell is empty."""
+    """The line magic `%ranks`, which IPython calls when a %%ranks cell is empty."""
     raise UsageError("%%ranks stands alone on the first line of a cell, and the ranks' Python below it")
 
 
 def load_ipython_extension(shell) -> None:
-    """What IPython calls at the first %%ranks cell: `import helpers` has named this module for it."""
+    """Register the magic. IPython calls this at the first %%ranks cell, because `import helpers` has
+    registered this module for it.
+    """
     shell.register_magic_function(ranks, "cell", "ranks")
     shell.register_magic_function(_a_line, "line", "ranks")

@@ -1,4 +1,4 @@
-"""What a rank's memory is used for: exact bytes of its tensors, and the process as the system counts it."""
+"""The uses of a rank's memory: exact bytes of its tensors, and the resident memory of its process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from . import current
 
 
 class Held:
-    """Bytes kept for backward: `now`, and the most so far, `peak`.
+    """Bytes that autograd keeps for backward. now: the bytes at this moment; peak: the most so far.
 
-    Memory that several operations save counts once.
+    A piece of memory that several operations save counts once.
     """
 
     def __init__(self):
@@ -23,13 +23,13 @@ class Held:
         self._users: dict[int, int] = {}  # piece of memory -> saved tensors in it
 
     def add(self, piece: int, size: int) -> None:
-        """Autograd saves a tensor in this piece of memory. Its `size`, in bytes, counts the first time."""
+        """Count a tensor that autograd saves. size: bytes of its piece of memory, which count once."""
         self._users[piece] = self._users.get(piece, 0) + 1
         if self._users[piece] == 1:
             self._change(size)
 
     def remove(self, piece: int, size: int) -> None:
-        """Autograd frees one saved tensor. `now` falls when none is left in this piece of memory."""
+        """Count a tensor that autograd frees. `now` falls when this piece of memory has no other."""
         self._users[piece] -= 1
         if not self._users[piece]:
             del self._users[piece]
@@ -49,14 +49,14 @@ class _Saved:
     """
 
     def __init__(self, tensor: torch.Tensor, held: Held | None):
-        self.tensor, self.held = tensor.detach(), held  # its own history would keep this object alive
+        self.tensor, self.held = tensor.detach(), held  # the tensor's graph would keep this object alive
         self.version = tensor._version
         ((self.piece, self.size),) = storages([tensor]).items()
         if held:
             held.add(self.piece, self.size)
 
     def unpack(self) -> torch.Tensor:
-        # Autograd's own check does not see tensors that pass through hooks.
+        # Autograd does not check the versions of tensors that pass through hooks.
         if self.tensor._version != self.version:
             raise RuntimeError(
                 "a tensor that backward needs has been changed in place since the forward; take an operation"
@@ -71,11 +71,11 @@ class _Saved:
 
 @contextmanager
 def saved_activations(model: torch.nn.Module):
-    """Count the bytes that autograd keeps for backward: of all forwards in this block, each until its bytes
-    are freed.
+    """Count the bytes that autograd keeps for backward, of all forwards in this block; each byte counts until
+    it is freed, also after the block.
 
-    Yields a `Held`. Parameters are not activations and are left out. On a rank every change is also drawn in
-    `world.timeline`.
+    Yields a `Held`. Parameters are not activations and are left out. On a rank every change is also recorded
+    for `world.timeline`.
     """
     held = Held()
     weights = set(storages(model.parameters()))
@@ -94,10 +94,11 @@ def saved_activations(model: torch.nn.Module):
 def by_kind(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, activations: int = 0
 ) -> dict[str, int]:
-    """Bytes this rank holds, by use: exact bytes of tensors, and beside them the resident memory.
+    """Bytes that this rank holds, by use: 'parameters', 'gradients', 'optimizer' (its tensors but single
+    numbers) and 'activations' are exact bytes of tensors, 'resident' is the memory of the process
+    (`resident`).
 
     activations: the peak that `saved_activations` measured.
-    'resident' is the memory of the whole process as the operating system counts it (0 if it does not).
     """
     states = (v for state in (optimizer.state.values() if optimizer else ()) for v in state.values())
     kept = (v for v in states if isinstance(v, torch.Tensor) and v.dim())
@@ -111,7 +112,9 @@ def by_kind(
 
 
 def resident(pid: int | str = "self") -> int:
-    """Proportional resident bytes of a process: a page that k processes share counts as 1/k page."""
+    """Proportional resident bytes of a process: a page that k processes share counts as 1/k page. 0 if the
+    operating system does not count them.
+    """
     try:
         with open(f"/proc/{pid}/smaps_rollup") as f:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith("Pss:"))

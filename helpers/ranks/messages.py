@@ -1,4 +1,4 @@
-"""The messages between the kernel and its ranks: how to begin, the result of a call, what went wrong."""
+"""The messages between the kernel and its ranks: a rank's setup, the result of a call, a rank's error."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ copyreg.pickle(type(torch.ops), lambda _: (getattr, (torch, "ops")))
 
 
 def _code(code: CodeType):
-    """Code together with the name of its file or cell, which cloudpickle omits from 3.1.3 on."""
-    make, given = cloudpickle.Pickler.dispatch_table[CodeType](code)
-    return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in given)
+    """Pickle a code object with the name of its file or cell, which cloudpickle omits from 3.1.3 on."""
+    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return make, tuple(code.co_filename if x == "<dynamic-code>" else x for x in arguments)
 
 
 class _WithFiles(cloudpickle.Pickler):
@@ -39,22 +39,22 @@ class _OnCpu(_WithFiles):
 
     def reducer_override(self, x):
         if isinstance(x, torch.Tensor) and x.device.type == "cuda":
-            there = x.detach().cpu().requires_grad_(x.requires_grad)
+            copy = x.detach().cpu().requires_grad_(x.requires_grad)
             return (
-                torch.nn.Parameter(there, x.requires_grad) if isinstance(x, torch.nn.Parameter) else there
+                torch.nn.Parameter(copy, x.requires_grad) if isinstance(x, torch.nn.Parameter) else copy
             ).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return super().reducer_override(x)
 
 
-def dumps(sent, pickler: type[cloudpickle.Pickler] = _WithFiles) -> bytes:
-    """Functions and arguments, as the ranks will read them."""
+def dumps(x, pickler: type[cloudpickle.Pickler] = _WithFiles) -> bytes:
+    """The pickle of functions and arguments for the ranks. Functions of the notebook are pickled by value."""
     with io.BytesIO() as file:
-        pickler(file).dump(sent)
+        pickler(file).dump(x)
         return file.getvalue()
 
 
 def dumps_result(result) -> bytes:
-    """A call's result, as the kernel will read it."""
+    """The pickle of a call's result for the kernel."""
     return dumps(result, _OnCpu)
 
 
@@ -63,13 +63,13 @@ class Error(NamedTuple):
 
     type: str
     message: str
-    lines: list[lines.Line]
+    lines: list[lines.Line]  # of the traceback, the reader's own (`lines.readers`)
     aborted: bool  # the kernel ended the call; the rank's own code was not at fault
-    cause: str = ""  # 'result' when the code ran and only its result could not be sent
+    cause: str = ""  # 'result' if the code returned and only its result could not be sent
 
     @property
     def spoils(self) -> bool:
-        """After such an error the process cannot use its GPU any more. (Out of memory is no such error.)"""
+        """Whether the process cannot use its GPU after this error. (After an out-of-memory error it can.)"""
         return (
             self.type == "AcceleratorError" or "CUDA error:" in self.message or "HIP error:" in self.message
         )
@@ -98,8 +98,8 @@ def _in_a_line(found: re.Match) -> str:
     return f"NCCL {found['version']}: {found['last'] or found['what']} ({found['kind']})"
 
 
-def shown(x) -> str:
-    """The text of the reader's object, shortened. It survives a __str__ that raises."""
+def text_of(x) -> str:
+    """str(x) for an object of the reader's, at most MESSAGE characters of it; its __str__ may raise."""
     try:
         text = str(x).split(" The following argument types are supported:")[0]  # PyTorch's C++, many lines
         text = _OF_NCCL.sub(_in_a_line, text)
@@ -109,12 +109,12 @@ def shown(x) -> str:
 
 
 class Setup(NamedTuple):
-    """All that a new rank must know."""
+    """The first message to a new rank: all that it must know."""
 
     rank: int
     size: int
     device: str  # 'cpu', or 'cuda:1' for the second GPU that the rank sees
-    folder: str  # private to this world: rendezvous and black boxes
+    folder: str  # of this world: the group's rendezvous files, and each rank's box (`meter.Recorder`)
     environ: dict[str, str]
     cwd: str | None  # the kernel's; None if it was deleted
     path: list[str]  # where the kernel looks for modules

@@ -9,10 +9,10 @@ import time
 
 from three_axes.table import human, ranks
 
-KEEP = 32_000  # bytes of one rank's output in one call that are kept: so many at the start, and at the end
+KEEP = 32_000  # bytes that are kept of the start of a rank's output in a call, and as many of its end
 LEFT_OUT = re.compile(r"… .* in ([\d,]+) lines? left out …")
-LINES = 100  # lines of a rank's text that are printed: so many at its start, and at its end
-PATIENCE = 10  # seconds after which a call that prints nothing shows how long it may still take
+LINES = 100  # lines that are printed of the start of a rank's text, and as many of its end
+PATIENCE = 10  # seconds after which a call that prints nothing shows its seconds and its time limit
 
 
 def say(text: str) -> None:
@@ -25,16 +25,16 @@ def say(text: str) -> None:
 
 
 class Captured:
-    """The output of one rank in one call. The beginning and the end are kept; what lies between is counted
+    """The output of one rank in one call. Its start and its end are kept; the bytes between them are counted
     and dropped.
     """
 
     def __init__(self):
         self.head, self.tail = bytearray(), bytearray()
-        self.dropped, self.ends = 0, 0  # bytes, and how many of them end a line
+        self.dropped, self.ends = 0, 0  # dropped bytes, and line ends among them
 
     def add(self, data: bytes) -> None:
-        """Add output. Bytes that fit neither the beginning nor the end are counted and dropped."""
+        """Add output. Bytes that fit neither into the start nor into the end are counted and dropped."""
         room = KEEP - len(self.head)
         self.head += data[:room]
         self.tail += data[room:] if room > 0 else data
@@ -52,7 +52,9 @@ class Captured:
 
 
 def drain(fd: int, into: Captured) -> bool:
-    """Read what is waiting at `fd`, at most 4 MiB. Returns False when the other end is closed."""
+    """Read the bytes that wait at `fd`, which does not block, at most 4 MiB. Returns False when the other end
+    is closed.
+    """
     for _ in range(64):
         try:
             data = os.read(fd, 1 << 16)
@@ -70,18 +72,18 @@ def fold(texts: list[str]) -> str:
 
     A single line is printed behind the rank's name, several lines below it.
     """
-    saying: dict[str, list[int]] = {}
+    printed_by: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         if text := text.rstrip("\n"):
-            saying.setdefault(text, []).append(rank)
+            printed_by.setdefault(text, []).append(rank)
     parts = []
-    for text, members in saying.items():
+    for text, members in printed_by.items():
         body = text.split("\n")
-        if (many := len(body) - 2 * LINES) > 1:
-            # A rank may have dropped lines already, and its text then has a line that says how many. These
-            # count as left out; the line that says so does not.
-            cut = [int(found[1].replace(",", "")) - 3 for found in map(LEFT_OUT.fullmatch, body) if found]
-            body[LINES:-LINES] = [f"… {many + sum(cut):,} lines left out …"]
+        if (surplus := len(body) - 2 * LINES) > 1:
+            # If `Captured` has dropped output in L lines, it dropped L - 1 line ends. The notice about that
+            # added two, so `body` has L - 3 lines fewer than the rank printed.
+            dropped = [int(found[1].replace(",", "")) - 3 for found in map(LEFT_OUT.fullmatch, body) if found]
+            body[LINES:-LINES] = [f"… {surplus + sum(dropped):,} lines left out …"]
         if len(body) == 1:
             parts.append(f"{ranks(members)} │ {text}")
         else:
@@ -94,7 +96,7 @@ class PrintedStream:
 
     def __init__(self, captured: list[Captured]):
         self.captured = captured
-        self.shown = [0] * len(captured)
+        self.printed = [0] * len(captured)  # bytes of each rank's head that are printed already
 
     def new(self) -> str:
         """The whole lines that have arrived since the last call of `new`, folded like the final text.
@@ -104,55 +106,58 @@ class PrintedStream:
         fresh = []
         for rank, c in enumerate(self.captured):
             end = c.head.rfind(b"\n") + 1
-            fresh.append(c.head[self.shown[rank] : end].decode("utf-8", "replace"))
-            self.shown[rank] = max(end, self.shown[rank])
+            fresh.append(c.head[self.printed[rank] : end].decode("utf-8", "replace"))
+            self.printed[rank] = max(end, self.printed[rank])
         return fold(fresh)
 
     def rest(self) -> str:
         """When the call has ended: the output that `new` has not returned."""
         texts = []
         for rank, c in enumerate(self.captured):
-            unseen = Captured()
-            unseen.head, unseen.tail = c.head[self.shown[rank] :], c.tail
-            unseen.dropped, unseen.ends = c.dropped, c.ends
-            texts.append(str(unseen))
+            rest = Captured()
+            rest.head, rest.tail = c.head[self.printed[rank] :], c.tail
+            rest.dropped, rest.ends = c.dropped, c.ends
+            texts.append(str(rest))
         return fold(texts)
 
 
 class View:
-    """What the reader sees of a call: its output at the end, and already while it runs if it takes longer
-    than `after` seconds. While a call prints nothing, a line shows for how many seconds it has run, and the
-    limit, `timeout` in seconds.
+    """What the reader sees of a call: its output at its end and, if it takes longer than `after` seconds,
+    also while it runs. While a call prints nothing, a line shows for how many seconds it has run, and its
+    `timeout` in seconds. The same line shows where the ranks are if none of them moves.
     """
 
     def __init__(self, captured: list[Captured], after: float, timeout: float | None):
         self.stream, self.after, self.timeout = PrintedStream(captured), after, timeout
-        self.started = self.shown = time.monotonic()
+        self.started = self.updated = time.monotonic()
         self.bar = self.line = None
         self.has_printed, self.places = False, ""
 
-    def stands(self, places: str) -> None:
+    def set_places(self, places: str) -> None:
         """Set where the ranks are if none has moved for some seconds, and what was measured; '' when one
         has moved.
         """
-        if os.environ.get("THREE_AXES_PROGRESS") != "":  # nothing of it in stored output
-            self.places = places  # the variable keeps such lines out of stored outputs
+        # Set to "", the variable keeps such lines out of stored outputs.
+        if os.environ.get("THREE_AXES_PROGRESS") != "":
+            self.places = places
 
     def tick(self, progress: dict[int, tuple[int, int | None]], n: int) -> None:
-        """Print what is new, at most every 0.2 s. progress: rank -> (done, total)."""
+        """After `after` seconds, print new output, at most every 0.2 s. progress: rank -> (steps done, their
+        number or None). n: number of ranks; when all have reported progress, a bar shows that of the slowest.
+        """
         now = time.monotonic()
-        if now - self.started < self.after or now - self.shown < 0.2:
+        if now - self.started < self.after or now - self.updated < 0.2:
             return
-        self.shown = now
+        self.updated = now
         text, seconds = self.stream.new(), now - self.started
         self.has_printed = self.has_printed or bool(text or progress)
         if text or self.has_printed and not self.places:
-            self._take_line_away()
+            self._remove_line()
         if text:
             say(text)
         if self.places or not self.has_printed and seconds > max(self.after, PATIENCE):
             self._show_line(seconds)
-        if len(progress) == n:  # the slowest rank is how far the call is
+        if len(progress) == n:
             from tqdm.auto import tqdm
 
             done, total = min(progress.values(), key=lambda p: p[0])
@@ -161,7 +166,7 @@ class View:
 
     def end(self) -> None:
         """The call is over: print the output that is left."""
-        self._take_line_away()
+        self._remove_line()
         if self.bar is not None:
             self.bar.close()
         if text := self.stream.rest():
@@ -179,7 +184,7 @@ class View:
         if self.line.desc != text:
             self.line.set_description_str(text)
 
-    def _take_line_away(self) -> None:
+    def _remove_line(self) -> None:
         if self.line is not None:
             self.line.close()
             self.line = None

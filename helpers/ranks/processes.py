@@ -21,10 +21,10 @@ from .failure import RankStatus
 from .messages import Setup
 
 ANSWER_SECONDS = 1.0  # for a rank to answer where it is, also on a busy machine
-AT_ONCE = 1 << 20  # bytes read from a rank at a time
+READ_BYTES = 1 << 20  # read from a rank at a time
 TICK = 0.1  # seconds between two polls of a call
-UNKNOWN = 255  # multiprocessing's exit code of a process whose fork server has ended before it
-START_SECONDS = 180  # for the imports on a slow or busy machine; a process that ends is noticed at once
+UNKNOWN_EXIT = 255  # multiprocessing's exit code of a process whose fork server ended before the process did
+START_SECONDS = 180  # for a rank's imports on a slow or busy machine; a process that ends is noticed at once
 
 
 def _is_stopped(pid: int) -> bool:
@@ -38,49 +38,53 @@ class WorldClosed(Exception):
     """Another thread has closed the world whose call runs here."""
 
 
-class NoMessage(Exception):
-    """A rank's code has written something into the pipe to the kernel. The argument is the rank."""
+class GarbledMessage(Exception):
+    """A rank's code has written into the pipe to the kernel: what arrived is no message. The argument is the
+    rank's number.
+    """
 
 
 class Inbox:
     """The messages of one rank. `read` never waits for the rest of a message, which may never arrive."""
 
     def __init__(self, connection: Connection):
-        self._connection, self._came = connection, bytearray()
+        self._connection, self._received = connection, bytearray()
 
     def read(self) -> list[bytes] | None:
         """The messages that have arrived whole, from a connection with data to read. None: it is closed."""
         try:
-            came = os.read(self._connection.fileno(), AT_ONCE)
+            data = os.read(self._connection.fileno(), READ_BYTES)
         except OSError:
-            came = b""
-        self._came += came
-        return cpython_private.whole_messages(self._came) if came else None
+            data = b""
+        self._received += data
+        return cpython_private.whole_messages(self._received) if data else None
 
 
 class Processes:
-    """The processes of one world and the pipes to them. Holds no World, so that a forgotten World can end."""
+    """The processes of one world and the pipes to them. It holds no reference to its World, so a World that
+    the reader no longer refers to is freed, and its ranks end.
+    """
 
     def __init__(self, folder: str):
         self.folder, self.owner = folder, os.getpid()
         self._clear()
         self.midway = False  # a message is being sent or read
         self.closing = False  # the world is closed: nothing is started or waited for any more
-        self.calls = itertools.count(1)  # numbers for the questions to the ranks
+        self.calls = itertools.count(1)  # numbers for calls, and for questions to the ranks
 
     def _clear(self) -> None:
         self.processes, self.controls, self.inboxes, self.outputs, self.leashes = [], [], [], [], []
         self.servers: list[int | None] = []  # pid of the server that forked each process
 
     def add(self, setup: Setup, library: str = "") -> None:
-        """Add a rank: take a process from the fork server, and send it `setup`. library: a path that the
-        process loads before PyTorch. Raises WorldClosed.
+        """Add a rank: take a process from `server`, and send it `setup`. library: the path of a library that
+        the process loads before PyTorch. Raises WorldClosed, and OSError if no process can be started.
         """
         self.check_open()
         new = server.take(library)
         os.set_blocking(new.output.fileno(), False)
         self.processes.append(new.process)
-        self.servers.append(server.number())
+        self.servers.append(server.server_pid())
         self.controls.append(new.control)
         self.inboxes.append(Inbox(new.control))
         self.outputs.append(new.output)
@@ -93,7 +97,9 @@ class Processes:
             raise WorldClosed
 
     def forget(self) -> None:
-        """In a fork of the kernel: drop these ranks, which are the kernel's and must notice when it ends."""
+        """In a fork of the kernel: close the fork's copies of the pipes, so that these ranks, which are the
+        kernel's, notice when the kernel ends.
+        """
         for process, *pipes in zip(self.processes, self.controls, self.outputs, self.leashes):
             server.disown(process, *pipes)
         self._clear()
@@ -109,14 +115,14 @@ class Processes:
     # -- messages --------------------------------------------------------------------
 
     def tell(self, *message, to=None, seconds: float | None = START_SECONDS) -> list[int]:
-        """Send the ranks a message.
+        """Send a message to the ranks `to` (None: to all).
 
-        A rank that does not take it within `seconds` is killed, because its pipe then holds half a message.
-        Returns the killed ranks.
+        A rank that does not receive a long message within `seconds` is killed, because its pipe then holds
+        half of the message. Returns the killed ranks. Raises WorldClosed.
         """
         data = pickle.dumps(message)
         members = range(len(self.processes)) if to is None else to
-        if len(data) < 1 << 14:  # fits into the pipe, whatever the rank is doing
+        if len(data) < 1 << 14:  # so short a message fits into the pipe, whatever the rank is doing
             for r in members:
                 self._deliver(r, data)
             return []
@@ -141,7 +147,7 @@ class Processes:
         try:
             self.controls[rank].send_bytes(data)
         except OSError:
-            pass  # the rank is dead, which its closed pipe will show
+            pass  # the rank is dead; `collect` notices that
 
     def collect(
         self,
@@ -154,11 +160,13 @@ class Processes:
         polls=None,
         late: tuple[int, dict] | None = None,
     ) -> dict[int, tuple]:
-        """Wait for the answers `kind` to call `number`, and read the ranks' output meanwhile.
+        """Wait for the answers of type `kind` to call or question `number`, and read the ranks' output
+        meanwhile. Returns a dict, rank -> the contents of its answer.
 
         Returns early, with fewer answers, when an answer reports that its rank failed, when a process ends,
-        when `polls` proves that no rank can continue, or after `seconds`. `captured` takes the output.
-        late: (the number of an earlier call, a dict for answers to that call that arrive now).
+        when `polls` proves that no rank can continue, or after `seconds`. captured: receives the output, a
+        `Captured` for each rank. late: (the number of an earlier call, a dict to which answers to that call
+        are added if they arrive now). Raises WorldClosed and GarbledMessage.
         """
         captured = captured or [output.Captured() for _ in range(len(self.processes))]
         answers: dict[int, tuple] = {}
@@ -191,7 +199,7 @@ class Processes:
                         if late and answer == "done" and its_number == late[0]:
                             late[1][r] = tuple(rest)
                         if its_number != number:
-                            continue  # from a call that was given up
+                            continue  # an answer to a call or question that was given up
                         if answer == "progress":
                             progress[r] = tuple(rest)
                         elif answer == kind:
@@ -213,10 +221,12 @@ class Processes:
         try:
             return [(*pickle.loads(message),) for message in messages]
         except Exception:  # noqa: BLE001  bytes that are no pickle may raise anything
-            raise NoMessage(rank) from None
+            raise GarbledMessage(rank) from None
 
     def collect_rest(self, number, done, seconds, captured) -> dict:
-        """More answers to a call within `seconds`, of success and of failure."""
+        """Collect the answers of the living ranks outside `done`, of success and of failure. Ends after
+        `seconds`, and when a process ends without an answer.
+        """
         more_done, until = {}, time.monotonic() + seconds
         while time.monotonic() < until:
             missing = [
@@ -233,8 +243,9 @@ class Processes:
         return more_done
 
     def look(self, number: int, done: dict, captured) -> list[RankStatus]:
-        """The status of every rank. All living ranks are asked, even those that have left the call, because
-        they may have a flight record to write (`flight`).
+        """The status of every rank in call `number`. Answers to the call that arrive meanwhile are added to
+        `done`. All living ranks are asked, even those that have ended the call, because each may have to
+        write its flight record (`flight`).
         """
         seen = [RankStatus() for _ in range(len(self.processes))]
         asked = [r for r in range(len(self.processes)) if r not in self.dead()]
@@ -250,7 +261,7 @@ class Processes:
             seen[r].error = None if ok else pickle.loads(payload)
         for r in range(len(self.processes)):
             seen[r].exit = self.processes[r].exitcode
-            seen[r].orphaned = seen[r].exit == UNKNOWN and server.ended(self.servers[r])
+            seen[r].orphaned = seen[r].exit == UNKNOWN_EXIT and server.has_ended(self.servers[r])
             seen[r].stopped = r not in answers and _is_stopped(self.processes[r].pid)
             seen[r].box = self.box(r)
             seen[r].said = str(captured[r])
@@ -268,10 +279,12 @@ class Processes:
     # -- the end ---------------------------------------------------------------------
 
     def end(self, folder: bool = False) -> None:
-        """Kill the processes and close the pipes. Killing is safe: ranks own nothing that outlives them."""
+        """Kill the processes and close the pipes. folder: whether to delete the world's folder too. Killing
+        is safe: ranks own nothing that outlives them.
+        """
         if os.getpid() != self.owner:
-            return  # a fork of the kernel that ends: the ranks are not its own
-        for leash in self.leashes:  # first, since this ends what a rank has started (`lifetime`)
+            return  # this process is a fork of the kernel: the ranks are not its own
+        for leash in self.leashes:  # first, since this also ends the processes that a rank has started
             leash.close()
         for p in self.processes:
             if p.pid is not None:

@@ -1,9 +1,9 @@
-"""Where processes for ranks come from, with torch imported already.
+"""Starts the processes that become ranks, with torch imported already.
 
 On Linux they are forked from one server, `multiprocessing`'s forkserver. On macOS forking after imports is
-not safe, so each is spawned, which takes seconds. There some spares wait: a world takes them, and others are
-spawned in the background. An idle spare holds 0.15 to 0.3 GB.
-A process learns which rank it is from its first message, so a spare is a rank that has not had this message.
+not safe, so each process is spawned, which takes seconds. There some spare processes wait: a world takes
+them, and others are spawned in the background. An idle spare holds 0.15 to 0.3 GB.
+A process learns which rank it is from its first message; a spare has not received that message yet.
 Where ranks need another NCCL than PyTorch's, the server is restarted with that library (`LD_PRELOAD`).
 This module does not import torch, so that the server can start before the notebook imports torch.
 """
@@ -29,11 +29,11 @@ from three_axes import cpython_private
 from . import folders
 
 SPARES = 4  # at most; the course's worlds have two, four or eight ranks
-ROOT = Path(__file__).resolve().parents[2]  # of the package
+ROOT = Path(__file__).resolve().parents[2]  # the folder that contains `helpers`
 
 
 class Unnamed(NamedTuple):
-    """A process that waits to be told which rank it is, and the kernel's ends of its pipes."""
+    """A process that has not received its rank yet, and the kernel's ends of its pipes."""
 
     process: BaseProcess
     control: Connection
@@ -41,18 +41,18 @@ class Unnamed(NamedTuple):
     leash: Connection
 
 
-FILES = "too many files are open: `ulimit -n` says how many may be"
+FILES = "too many files are open: `ulimit -n` prints the limit"
 WHY = {
     errno.EMFILE: FILES,
     errno.ENFILE: FILES,
-    errno.EAGAIN: "no more processes may be started: `ulimit -u` says how many may be",
+    errno.EAGAIN: "no more processes may be started: `ulimit -u` prints the limit",
     errno.ENOMEM: "no memory is left for another process",
     errno.EACCES: "no folder can be made that this process may use: look at `umask`, and set TMPDIR",
     errno.ENOSPC: "no space is left for a folder: set TMPDIR to another disk's",
 }
 _spares: list[Unnamed] = []
-_counting = threading.RLock()  # worlds may be made in several threads
-_library = ""  # what processes load before PyTorch
+_lock = threading.RLock()  # worlds may be made in several threads
+_library = ""  # path of the library that processes load before PyTorch; "" if there is none
 
 
 def spawns() -> bool:
@@ -61,7 +61,8 @@ def spawns() -> bool:
 
 
 def warm(spares: int = SPARES) -> None:
-    """Start the server, or spares, and let their imports run in the background. `World`'s import calls this.
+    """Start the server or, where ranks are spawned, up to `spares` spare processes. Their imports run in the
+    background. The import of `World` calls this.
 
     Raises ImportError on Windows: ranks are freed by Unix signals, and watch the kernel by fcntl.
     """
@@ -71,16 +72,16 @@ def warm(spares: int = SPARES) -> None:
             " PowerShell `wsl --install`, then in its terminal as on Linux"
         )
     if not spawns():
-        with in_words():
+        with refusal_explained():
             return _start_server()
-    with _counting:
+    with _lock:
         _spares[:] = [spare for spare in _spares if spare.process.is_alive()]
         while len(_spares) < min(spares, SPARES):
             _spares.append(_start())
 
 
 @contextmanager
-def in_words():
+def refusal_explained():
     """If the system refuses to start a process, raise RuntimeError with what to do."""
     try:
         yield
@@ -90,10 +91,11 @@ def in_words():
 
 
 def take(library: str = "") -> Unnamed:
-    """A process for a rank: a spare if there is one, else a new one. library: the path of a library that the
-    process loads before PyTorch. If the last call had another, the server is restarted; living ranks stay.
+    """A process for a rank: a spare process if there is one, otherwise a new one. library: the path of a
+    library that the process loads before PyTorch. If it differs from the last call's, the server is
+    restarted; living ranks stay.
     """
-    with _counting:
+    with _lock:
         _load(library)
         while _spares:
             spare = _spares.pop(0)
@@ -122,33 +124,34 @@ def _load(library: str) -> None:
 
 def _start() -> Unnamed:
     context = mp.get_context("spawn" if spawns() else "forkserver")
-    mine, its = context.Pipe()
-    printed, printing = context.Pipe(duplex=False)
-    leashed, leash = context.Pipe(duplex=False)
-    process = context.Process(target=_be_a_rank, args=(its, printing, leashed), daemon=True)
+    control, its_control = context.Pipe()
+    output, its_output = context.Pipe(duplex=False)
+    its_leash, leash = context.Pipe(duplex=False)
+    its_ends = its_control, its_output, its_leash
+    process = context.Process(target=_be_a_rank, args=its_ends, daemon=True)
     try:
         # multiprocessing asks for the current folder, and fails if that was deleted.
-        with _in_sessions(), main_hidden(), _stop_blocked(), _inside(None if folder() else ROOT), _environ():
+        with _in_sessions(), main_hidden(), _stop_blocked(), _inside(None if cwd() else ROOT), _environ():
             process.start()
     finally:
-        for end in (its, printing, leashed):
+        for end in its_ends:
             end.close()
-    return Unnamed(process, mine, printed, leash)
+    return Unnamed(process, control, output, leash)
 
 
 def _be_a_rank(*pipes: Connection) -> None:
-    """Body of the process."""
+    """Body of a process that becomes a rank."""
     from . import preload
 
     preload.worker.main(*pipes)
 
 
 def _start_server() -> None:
-    if runs():
+    if is_running():
         return
     from multiprocessing import forkserver
 
-    folders.home()  # where its socket will be
+    folders.home()  # the server's socket is made there
     mp.get_context("forkserver").set_forkserver_preload(["helpers.ranks.preload"])
     with _in_sessions(), main_hidden(), _inside(ROOT), _stop_blocked(), _environ():
         forkserver.ensure_running()
@@ -156,21 +159,21 @@ def _start_server() -> None:
 
 @contextmanager
 def _in_sessions():
-    """Give each process that starts here a session of its own.
+    """Give each process that starts in this block a session of its own.
 
     A kernel that is shut down first ends all processes of its group, and waits for them. multiprocessing's
     resource tracker ignores SIGTERM: in that group it would make each restart 2.5 seconds longer.
     """
-    with _counting, cpython_private.starting_with("import os; os.setsid()"):  # one thread at a time
+    with _lock, cpython_private.starting_with("import os; os.setsid()"):  # one thread at a time
         yield
 
 
 @contextmanager
 def _environ():
-    """Set the environment of a process that starts here, for its imports: the kernel's pid (`preload` ends
-    the process when the kernel ends), the library to load first, and PyTorch's C++ log level. Its log is for
-    developers (frames of a watchdog after an abort; that a send makes a communicator). A log level that the
-    reader has set is kept.
+    """Set the environment of a process that starts in this block, for its imports: the kernel's pid
+    (`preload` ends the process when the kernel ends), the library to load first, and the log level of
+    PyTorch's C++ code, whose log is for developers (the stack of a watchdog after an abort; a warning that a
+    send makes a communicator). A log level that the reader has set is kept.
     """
     before = dict(os.environ)
     os.environ["THREE_AXES_KERNEL"] = str(os.getpid())
@@ -188,12 +191,12 @@ def _environ():
 
 @contextmanager
 def _stop_blocked():
-    """Block SIGINT in a process that starts here: the stop button is for the notebook. (A rank unblocks it
-    when it starts to serve.)
+    """Block SIGINT in a process that starts in this block: the stop button is for the notebook. (A rank
+    unblocks SIGINT when it has received its `Setup`.)
     """
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # started later, it would undo the mask below
+    resource_tracker.ensure_running()  # a tracker that starts later would undo the mask below
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -201,7 +204,7 @@ def _stop_blocked():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def runs() -> bool:
+def is_running() -> bool:
     """Whether this process has started the server, and the server and its socket are still there."""
     pid, socket = cpython_private.fork_server()
     if socket and not os.path.exists(socket):
@@ -213,35 +216,41 @@ def runs() -> bool:
         return False
 
 
-def number() -> int | None:
+def server_pid() -> int | None:
     """The pid of the server that forks ranks now; None if no server runs, or ranks are spawned."""
-    return None if spawns() or not runs() else cpython_private.fork_server()[0]
+    return None if spawns() or not is_running() else cpython_private.fork_server()[0]
 
 
-def ended(was: int | None) -> bool:
-    """Whether that fork server has ended. A killed server closes its pipes just before it has ended."""
+def has_ended(pid: int | None) -> bool:
+    """Whether the fork server `pid` has ended, or another has replaced it. A killed server closes its pipes
+    just before it has ended, so this waits up to half a second for the end. None: False.
+    """
     until = time.monotonic() + 0.5
-    while (same := number() == was) and was is not None and time.monotonic() < until:
+    while (is_there := server_pid() == pid) and pid is not None and time.monotonic() < until:
         time.sleep(0.01)
-    return not same
+    return not is_there
 
 
 def forget() -> None:
-    """In a fork of the kernel: drop the server and the spares, which must notice when the kernel ends."""
+    """In a fork of the kernel: close the fork's copies of the pipes to the server and to the spare processes,
+    so that these notice when the kernel ends.
+    """
     while _spares:
         disown(*_spares.pop())
     cpython_private.forget_fork_server()
 
 
 def disown(process: BaseProcess, *pipes: Connection) -> None:
-    """In a fork of the kernel: drop the process, which is the kernel's and must notice when that ends."""
+    """In a fork of the kernel: close the fork's copies of the pipes, so that the process, which is the
+    kernel's, notices when the kernel ends.
+    """
     for pipe in pipes:
         pipe.close()
     cpython_private.disown(process)
 
 
-def folder() -> str | None:
-    """The current folder; None if it was deleted. A spare may have started in another folder."""
+def cwd() -> str | None:
+    """The current folder; None if it was deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -250,9 +259,8 @@ def folder() -> str | None:
 
 @contextmanager
 def _inside(folder: Path | None):
-    """Change to a folder in which a new Python finds this package before any other of its name; None: stay.
-
-    Ranks start in the notebook's folder.
+    """In this block the current folder is `folder`, in which a new Python finds this package before any other
+    package of its name. None: do not change the folder.
     """
     if folder is None:
         yield
@@ -270,7 +278,7 @@ def _inside(folder: Path | None):
 def main_hidden():
     """Keep multiprocessing from importing the user's script again in every rank.
 
-    Functions travel by value, so ranks need no `__main__`, and scripts need no guard.
+    Functions are sent by value, so ranks need no `__main__`, and scripts need no guard.
     """
     real = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -283,9 +291,10 @@ def main_hidden():
 @contextmanager
 def undisturbed(again: bool = True):
     """Delay a stop (SIGINT) until the block has ended: a stop inside an import of torch leaves torch half
-    imported.
+    imported. In another thread than the main one this does nothing: Python handles signals in the main
+    thread.
 
-    again: whether to raise KeyboardInterrupt after the block; False ignores the stop.
+    again: whether a stop raises KeyboardInterrupt after the block; if False, the stop is ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,8 +1,9 @@
 """One rank: a process that joins the group, waits for calls, runs them, and answers.
 
-Two threads. The main thread runs the reader's code. The other one listens to the
-kernel all the time, so that a rank stuck in a collective can still say where it is
-and can be freed. The two pipes to the kernel are not TCP: freeing a rank cuts all TCP.
+A rank has two threads of ours. The main thread runs the reader's code. The other thread
+listens to the kernel all the time, so that a rank that is blocked in a collective can still
+report its position and be freed. Freeing a rank cuts its TCP connections; its pipes to the
+kernel are no TCP connections, and stay.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from three_axes.count import OwnThread, Report, interposer, meter, wire
 from ..emulate import Budget, Fabric
 from . import current, flight
 from .lifetime import end_with_kernel, name_process
-from .messages import Error, Setup, dumps_result, shown
+from .messages import Error, Setup, dumps_result, text_of
 
 NOT_FORKED = (
     "A process with a GPU may not be forked, so a loader's workers import what they load: define the Dataset"
     " in a file and import it, or write num_workers=0."
 )
-ABORTS = 2.0  # seconds for NCCL to abort its communicators before connections are cut
-HEARS = 1.0  # seconds within which every rank that the kernel frees has received that message
+NCCL_ABORT_SECONDS = 2.0  # for NCCL to abort its communicators, before connections are cut
+MESSAGE_SECONDS = 1.0  # for the message 'abort' to arrive: the kernel sends it to the ranks one by one
 
 
 class Aborted(BaseException):
@@ -52,9 +53,10 @@ class Aborted(BaseException):
 
 
 def main(control, output, leash) -> None:
-    """Body of a rank's process. The first message says which rank it is.
+    """Body of a rank's process. The first message is its `Setup`. Does not return.
 
-    control: a two-way pipe to the kernel. output: takes what is printed. leash: closes with the kernel.
+    control: a two-way pipe to the kernel. output: the pipe for what this process prints. leash: a pipe whose
+    other end only the kernel holds, so it closes when the kernel ends.
     """
     end_with_kernel(leash)
     name_process("a spare rank")
@@ -66,12 +68,12 @@ def main(control, output, leash) -> None:
     os.environ.clear()
     os.environ.update(setup.environ)
     sys.path[:] = setup.path
-    with suppress(OSError):  # a spare started in the kernel's folder of that time
+    with suppress(OSError):  # the kernel may have changed its folder since this spare started
         os.chdir(setup.cwd or ".")
     for fd in (1, 2):
         os.dup2(output.fileno(), fd)
     torch.set_num_threads(1)  # ranks share the machine's cores: more threads only get in each other's way
-    # Forked from one process, all ranks would draw the same random numbers.
+    # All ranks are forked from one process: without seeds of their own they would draw the same numbers.
     (torch.manual_seed(setup.rank), random.seed(setup.rank), numpy.random.seed(setup.rank))
     cpython_private.allow_children()
     if setup.device == "cpu" and sys.platform == "linux":
@@ -81,8 +83,8 @@ def main(control, output, leash) -> None:
     current.rank.serve()
 
 
-def _made_groups() -> bool:
-    """Whether this process has groups, meshes or models of a group that the world is about to replace."""
+def _has_groups() -> bool:
+    """Whether this process has subgroups, meshes or DDP models, which do not work in a group formed anew."""
     if not dist.is_initialized():
         return False
     kinds = (dist.DeviceMesh, torch.nn.parallel.DistributedDataParallel)
@@ -97,14 +99,16 @@ class Rank:
         self.device = torch.device(setup.device)
         self.sending = threading.Lock()
         self.jobs: queue.SimpleQueue = queue.SimpleQueue()
-        self.running: int | None = None  # number of the call the main thread is in
-        self.ended: int | None = None  # number of the call that the main thread has ended last
-        self.returned: int | None = None  # number of the last call in which the reader's code has returned
+        # Numbers of calls: the call that the main thread runs, the call that it ended last, the last call in
+        # which the reader's code returned, and the call that the kernel ended last.
+        self.running: int | None = None
+        self.ended: int | None = None
+        self.returned: int | None = None
         self.aborting: int | None = None
-        self.freeing: threading.Thread | None = None  # the thread that frees the main one
-        self.cuts_first = False  # cut connections before forming the group anew: an operation has not ended
-        self.began = 0.0  # when the running call began
-        self.since = 0  # the same moment by the clock of the flight recorder, in nanoseconds
+        self.freeing: threading.Thread | None = None  # the thread that frees the main thread
+        self.cuts_first = False  # an operation has not ended: cut connections before forming the group anew
+        self.began = 0.0  # time.monotonic() at the start of the running call
+        self.began_ns = 0  # time.time_ns() at the same moment: the flight recorder's clock
         signal.signal(signal.SIGINT, self._interrupted)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
         box = os.open(os.path.join(setup.folder, f"box-{setup.rank}"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -124,7 +128,7 @@ class Rank:
         while True:
             kind, number, *details = self.jobs.get()
             if kind == "join":
-                had_groups = _made_groups()
+                had_groups = _has_groups()
                 with self.recorder.moves.before.adopting():
                     self._join(*details)
                 self._send("joined", number, had_groups)
@@ -138,25 +142,30 @@ class Rank:
     def _join(self, generation: int) -> None:
         """Form the group, or form it again: same processes, same variables, new connections."""
         if self.freeing:
-            self.freeing.join()  # it cuts connections, and must not cut the new ones
-        if self.cuts_first:  # else the group would wait for what is under way in it
+            self.freeing.join()  # that thread cuts connections, and must not cut the new ones
+        if self.cuts_first:  # otherwise the end of the group would wait for the operation under way in it
             wire.cut()
         self.cuts_first = False
         if dist.is_initialized():
             dist.destroy_process_group()
         interposer.use(None)
         os.makedirs(self.setup.folder, exist_ok=True)
-        meeting = os.path.join(self.setup.folder, f"meeting-{generation}")
-        how = dict(timeout=timedelta(minutes=30), rank=self.setup.rank, world_size=self.setup.size)
-        dist.init_process_group(devices.BACKENDS[self.device.type], init_method=f"file://{meeting}", **how)
-        self.recorder.look(dist.group.WORLD)  # once here, instead of in every call
+        rendezvous = os.path.join(self.setup.folder, f"meeting-{generation}")
+        own = dict(timeout=timedelta(minutes=30), rank=self.setup.rank, world_size=self.setup.size)
+        dist.init_process_group(devices.BACKENDS[self.device.type], init_method=f"file://{rendezvous}", **own)
+        self.recorder.look(dist.group.WORLD)  # find the group's connections once, not in every call
         if self.setup.fabric:
             interposer.use(Fabric(self.setup.fabric, self.setup.folder, generation))
         # Groups are found by name. A mesh made before must not find another group under its old name.
         pytorch_private.number_groups_from(1000 * generation)
 
     def _call(self, number: int, kind: str, payload: bytes, path: list[str]):
-        """Run one call. Returns (ok, pickled result or Error, Report, is the group still there)."""
+        """Run one call. kind: which method runs it, `_function`, `_cell`, `_push` or `_pull`. payload: the
+        pickled tuple of that method's arguments. path: the kernel's sys.path.
+
+        Returns (whether the call succeeded, its pickled result or its pickled Error, its Report, whether this
+        rank is still a member of the group).
+        """
         sys.path[:] = path
         sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
         sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
@@ -166,7 +175,7 @@ class Rank:
         value, error = None, None
         try:
             try:
-                self.running, self.began, self.since = number, time.monotonic(), time.time_ns()
+                self.running, self.began, self.began_ns = number, time.monotonic(), time.time_ns()
                 with self.budget or nullcontext():
                     value = getattr(self, "_" + kind)(*pickle.loads(payload))
                 self.returned = number
@@ -177,9 +186,9 @@ class Rank:
                 self.running = None  # from here on an interrupt is ignored
         except BaseException as e:  # noqa: BLE001  the reader's code may raise anything, SystemExit included
             # If the rank was freed after its return, it was still in an operation that the reader's code
-            # started and never waited for: no error. Another rank that is freed now may cut the connection
-            # before this rank has received its own message, so wait for that message.
-            until = time.monotonic() + HEARS
+            # started and never waited for: no error. Another rank that is being freed may cut the connection
+            # before the message 'abort' has arrived on this rank, so wait for that message.
+            until = time.monotonic() + MESSAGE_SECONDS
             while self.returned == number != self.aborting and time.monotonic() < until:
                 time.sleep(0.01)
             if not self.aborting == self.returned == number:
@@ -193,9 +202,9 @@ class Rank:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except Exception:  # the reader's code has closed or replaced it
+            except Exception:  # the reader's code has closed or replaced the stream
                 pass
-        ctypes.CDLL(None).fflush(None)  # C++ has its own buffer of printed text
+        ctypes.CDLL(None).fflush(None)  # text that C++ code has printed is in a buffer of its own
         self.cuts_first = report.under_way > 0 or self.recorder.has_failed
         # If an operation failed and the reader's code continued, a connection may be lost.
         is_joined = dist.is_initialized() and not self.recorder.has_failed and self.aborting != number
@@ -203,22 +212,21 @@ class Rank:
             try:
                 return True, dumps_result(value), report, is_joined
             except BaseException as e:  # noqa: BLE001  the reader's __reduce__ may raise anything too
-                message = f"{type(value).__name__}: {shown(e)}"
+                message = f"{type(value).__name__}: {text_of(e)}"
                 error = self._describe(e)._replace(cause="result", message=message)
         return False, cloudpickle.dumps(error), report, is_joined
 
-    def _function(self, fn: bytes):
-        function, args, kwargs = pickle.loads(fn)
+    def _function(self, job: bytes):
+        function, args, kwargs = pickle.loads(job)
         return function(*args, **kwargs)
 
     def _cell(self, source: str, file: str):
-        """Run a cell in this rank's namespace.
-
-        The value of a last line that is an expression is the result.
+        """Run a cell in this rank's namespace. Returns the repr of its last line's value; None if that line
+        is no expression, or its value is None.
         """
         tree = ast.parse(source, file)
-        ends = tree.body and isinstance(tree.body[-1], ast.Expr)
-        last = ast.Expression(tree.body.pop().value) if ends else None
+        ends_in_expression = tree.body and isinstance(tree.body[-1], ast.Expr)
+        last = ast.Expression(tree.body.pop().value) if ends_in_expression else None
         exec(compile(tree, file, "exec"), self.names)
         if last is None:
             return None
@@ -237,18 +245,19 @@ class Rank:
         return self.names[name]
 
     def _describe(self, e: BaseException, aborted: bool = False) -> Error:
+        """The Error to send for an exception: its type, its message with notes and cause, its lines."""
         frames = [lines.Line(f.filename, f.lineno, f.name) for f in traceback.extract_tb(e.__traceback__)]
         if isinstance(e, SyntaxError) and e.lineno:
             frames = [lines.Line(e.filename or "?", e.lineno, "")]
-        message = [shown(e.msg if isinstance(e, SyntaxError) else e)]
+        message = [text_of(e.msg if isinstance(e, SyntaxError) else e)]
         if isinstance(e, SystemExit) and e.code is None:
             message = [""]
         try:
-            message += map(shown, list(e.__notes__)[:20])
+            message += map(text_of, list(e.__notes__)[:20])
         except BaseException:  # noqa: BLE001  no notes, or the reader's class defines __notes__ itself
             pass
         if e.__cause__ is not None:
-            message.append(f"caused by {type(e.__cause__).__name__}: {shown(e.__cause__)}")
+            message.append(f"caused by {type(e.__cause__).__name__}: {text_of(e.__cause__)}")
         if self.device.type == "cuda" and "pickle <" in message[0] and "__main__" in message[0]:
             message.append(NOT_FORKED)
         return Error(type(e).__name__, "\n".join(message), lines.readers(frames), aborted)
@@ -260,15 +269,15 @@ class Rank:
             try:
                 kind, *details = pickle.loads(self.control.recv_bytes())
             except (EOFError, OSError):
-                os._exit(0)  # the kernel is gone
+                os._exit(0)  # the kernel has ended
             if kind == "where":
                 self._send("where", *details, self._where())
             elif kind == "moves":
                 question, number = details
-                # Not counted, no moves are recorded; until this call has begun, they are of the call before.
-                is_its = self.recorder.on and number in (self.running, self.ended)
-                look = self.recorder.moves.look(self.ended == number) if is_its else None
-                self._send("moves", question, look, self.returned == number)
+                # Not counted, no moves are recorded; until the call has begun, they are of the previous call.
+                is_recorded = self.recorder.on and number in (self.running, self.ended)
+                state = self.recorder.moves.look(self.ended == number) if is_recorded else None
+                self._send("moves", question, state, self.returned == number)
             elif kind == "abort":
                 self.freeing = threading.Thread(target=self._abort, args=details, daemon=True)
                 self.freeing.start()
@@ -276,24 +285,31 @@ class Rank:
                 self.jobs.put((kind, *details))
 
     def _where(self) -> dict:
-        """What the main thread is doing now; the kernel reports it to the reader."""
-        if self.device.type == "cpu":  # on GPUs NCCL's watchdog does
-            flight.write(self.setup.rank, self.since)
+        """What the main thread is doing now; the kernel reports it to the reader. running: number of the
+        call, None between calls. returned: whether the reader's code has returned in it. line, stack: its
+        lines, from the inside outwards. in: the record of the collective that it is in, as in the box, or
+        None. waits: whether the main thread waits for other ranks. help: what else in this process may still
+        act, or "".
+        """
+        if self.device.type == "cpu":  # `flight` reads gloo's record only
+            flight.write(self.setup.rank, self.began_ns)
         frame = lines.of_threads(sys._current_frames).get(threading.main_thread().ident)
         line = lines.innermost(frame)
-        forms = self._forming(frame, line)
+        new_group = self._in_new_group(frame, line)
         return {
             "running": self.running,
             "returned": self.running == self.returned,
             "line": line,
             "stack": lines.stack(frame),
-            "in": self.recorder.pending() or forms,
-            "waits": bool(self.recorder.moves.awaited() or interposer.is_issuing or forms),
+            "in": self.recorder.pending() or new_group,
+            "waits": bool(self.recorder.moves.awaited() or interposer.is_issuing or new_group),
             "help": self.recorder.moves.why(),
         }
 
-    def _forming(self, frame, line) -> dict | None:
-        """Making a group also blocks until all ranks do it, though it is no collective."""
+    def _in_new_group(self, frame, line) -> dict | None:
+        """If the main thread is inside `new_group`, a record as of a collective: it too blocks until all
+        ranks call it. Otherwise None.
+        """
         for caller in lines.callers(frame):
             if caller.f_code.co_name == "new_group" and "distributed" in caller.f_code.co_filename:
                 needs, unknown = list(range(self.setup.size)), dict.fromkeys(("shape", "dtype", "peer"))
@@ -301,14 +317,14 @@ class Rank:
         return None
 
     def _abort(self, number: int) -> None:
-        """End the call: free the main thread from a collective, then from what Python can interrupt."""
+        """End call `number`: free the main thread from a collective, then interrupt its Python code."""
         self.aborting = number
-        aborts = threading.Thread(target=self._free_gpu, daemon=True)
+        aborter = threading.Thread(target=self._abort_nccl, daemon=True)
         if self.device.type == "cuda":
-            # First abort: NCCL takes a cut connection for an error, and its watchdog then delays the end of
-            # the group. But where NCCL itself waits for a connection, only cutting that connection helps.
-            aborts.start()
-            aborts.join(ABORTS)
+            # First abort, because NCCL takes a cut connection for an error, and its watchdog then delays the
+            # end of the group. But where NCCL itself waits for a connection, only cutting it helps.
+            aborter.start()
+            aborter.join(NCCL_ABORT_SECONDS)
         wire.cut()
         if interposer.fabric:
             interposer.fabric.close()
@@ -316,13 +332,13 @@ class Rank:
             time.sleep(0.1)  # a cut collective raises by itself, and names a better line than SIGINT would
             if self.running == number:
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        if aborts.ident:
-            aborts.join()  # it ends groups, and must not end the new ones
+        if aborter.ident:  # it was started
+            aborter.join()  # it ends groups, and must not end the new ones
 
     @staticmethod
-    def _free_gpu() -> None:
-        """Abort NCCL's communicators, and with them the groups. NCCL's collectives wait on the GPU, without a
-        connection that could be cut.
+    def _abort_nccl() -> None:
+        """Abort NCCL's communicators, and with them the groups. NCCL's collectives wait on the GPU, where
+        cutting a connection does not free them.
         """
         try:
             pytorch_private.abort_groups()
@@ -339,7 +355,9 @@ class Rank:
 
     # -- for the reader's code -------------------------------------------------------
 
-    def tell(self, done: int, total: int | None) -> None:
-        """Report to the kernel how far the call has progressed. Outside a call, nothing is sent."""
+    def report_progress(self, done: int, total: int | None) -> None:
+        """Report to the kernel that `done` of `total` steps of the call are done. Outside a call, send
+        nothing.
+        """
         if self.running is not None:
             self._send("progress", self.running, done, total)

@@ -32,7 +32,7 @@ from . import arguments, current, failure, folders, output, server
 from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, RankStatus
 from .messages import Setup, dumps
 from .polls import Polls
-from .processes import START_SECONDS, NoMessage, Processes, WorldClosed
+from .processes import START_SECONDS, GarbledMessage, Processes, WorldClosed
 
 # Time limits: for all ranks to form the group again, on a busy machine;
 REJOIN_SECONDS = 60.0
@@ -112,7 +112,7 @@ class World:
         # Only the thread that holds the lock uses the processes: that of the running call, or of `close()`.
         self._lock = threading.Lock()
         self._caller: int | None = None  # the thread of the call under way
-        with server.in_words():
+        with server.refusal_explained():
             self._folder = tempfile.mkdtemp(prefix="world-", dir=folders.home())
         self._ranks = Processes(self._folder)
         self._finalizer = weakref.finalize(self, self._ranks.end, folder=True)
@@ -240,8 +240,8 @@ class World:
         captured = [output.Captured() for _ in range(self.n)]
         try:
             for r in range(self.n):
-                own = r, self.n, self._devices[r], self._folder, environ, server.folder(), sys.path
-                with server.in_words():
+                own = r, self.n, self._devices[r], self._folder, environ, server.cwd(), sys.path
+                with server.refusal_explained():
                     self._ranks.add(Setup(*own, self._counted, self.fabric, self.memory), self._library)
             formed = self._join(START_SECONDS, captured)
         except BaseException:
@@ -303,7 +303,7 @@ class World:
                 self._restart()
                 why = failure.not_taken(slow, self.n, len(payload), timeout, FRESH)
                 raise RankError(why, "timeout", slow, False, [RankStatus() for _ in range(self.n)])
-            polls = Polls(self._ranks, number, view.stands)
+            polls = Polls(self._ranks, number, view.set_places)
             done = self._ranks.collect("done", number, range(self.n), timeout, captured, view, polls)
             left = self._free_unawaited(number, done, captured) if polls.nobody_waits else None
             failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
@@ -312,10 +312,10 @@ class World:
         except KeyboardInterrupt:
             with server.undisturbed(again=False):  # ignore a second press of stop
                 error = self._interrupted(number, captured)
-        except NoMessage as e:
+        except GarbledMessage as e:
             (rank,) = e.args
             self._restart()
-            why, seen = failure.no_message(rank, self.n, FRESH), [RankStatus() for _ in range(self.n)]
+            why, seen = failure.garbled(rank, self.n, FRESH), [RankStatus() for _ in range(self.n)]
             error = RankError(why, "result", [rank], False, seen)
         finally:
             view.end()

@@ -58,7 +58,7 @@ def test_a_rank_that_imports_world_starts_no_server_of_its_own(pair):
         from helpers import World, progress  # noqa: F401
         from helpers.ranks import server
 
-        return server.runs()
+        return server.is_running()
 
     assert pair.run(imports) == [False, False]
 

@@ -98,7 +98,7 @@ def test_the_fork_server_that_is_killed_is_named():
     said = kernel(
         "import os, signal, time\nfrom helpers import World\nfrom helpers.ranks import failure, server\n"
         "one, other = World(2), World(2)\n"
-        "os.kill(server.number(), signal.SIGKILL)\n"
+        "os.kill(server.server_pid(), signal.SIGKILL)\n"
         "for world in (one, other):\n"
         "    try:\n        world.run(time.sleep, 5)\n"
         "    except failure.RankError as e:\n        print(e)\n"

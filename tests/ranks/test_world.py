@@ -238,7 +238,7 @@ def test_a_silent_call_says_in_one_line_how_long_it_runs_and_will_wait(monkeypat
     for timeout, until in ((30.0, "2 s of 30 s at most"), (None, "2 s. The stop")):
         view = output.View([output.Captured()], 0, timeout)
         for seconds in (1, 2, 2):
-            view.started, view.shown = time.monotonic() - seconds, 0
+            view.started, view.updated = time.monotonic() - seconds, 0
             view.tick({}, 1)
         view.end()
         said, err = capsys.readouterr()
