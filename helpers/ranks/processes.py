@@ -39,9 +39,7 @@ class WorldClosed(Exception):
 
 
 class GarbledMessage(Exception):
-    """A rank's code has written into the pipe to the kernel: what arrived is no message. The argument is the
-    rank's number.
-    """
+    """Bytes that are no message: a rank's code has written into the kernel's pipe. Argument: the rank."""
 
 
 class Inbox:
@@ -97,9 +95,7 @@ class Processes:
             raise WorldClosed
 
     def forget(self) -> None:
-        """In a fork of the kernel: close the fork's copies of the pipes, so that these ranks, which are the
-        kernel's, notice when the kernel ends.
-        """
+        """In a fork of the kernel: close its copies of the pipes, or ranks would not notice a dead kernel."""
         for process, *pipes in zip(self.processes, self.controls, self.outputs, self.leashes):
             server.disown(process, *pipes)
         self._clear()
@@ -224,9 +220,7 @@ class Processes:
             raise GarbledMessage(rank) from None
 
     def collect_rest(self, number, done, seconds, captured) -> dict:
-        """Collect the answers of the living ranks outside `done`, of success and of failure. Ends after
-        `seconds`, and when a process ends without an answer.
-        """
+        """Answers, also of failure, of living ranks outside `done`. Ends after `seconds`, or if one dies."""
         more_done, until = {}, time.monotonic() + seconds
         while time.monotonic() < until:
             missing = [
@@ -279,9 +273,7 @@ class Processes:
     # -- the end ---------------------------------------------------------------------
 
     def end(self, folder: bool = False) -> None:
-        """Kill the processes and close the pipes. folder: whether to delete the world's folder too. Killing
-        is safe: ranks own nothing that outlives them.
-        """
+        """Kill the processes, which own nothing that outlives them. folder: delete the world's folder too."""
         if os.getpid() != self.owner:
             return  # this process is a fork of the kernel: the ranks are not its own
         for leash in self.leashes:  # first, since this also ends the processes that a rank has started

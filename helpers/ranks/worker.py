@@ -1,9 +1,8 @@
 """One rank: a process that joins the group, waits for calls, runs them, and answers.
 
-A rank has two threads of ours. The main thread runs the reader's code. The other thread
-listens to the kernel all the time, so that a rank that is blocked in a collective can still
-report its position and be freed. Freeing a rank cuts its TCP connections; its pipes to the
-kernel are no TCP connections, and stay.
+The main thread runs the reader's code. A second thread listens to the kernel all the time, so that a rank
+that is blocked in a collective can still report its position and be freed. That cuts the rank's TCP
+connections; its pipes to the kernel are no TCP connections, and stay.
 """
 
 from __future__ import annotations
@@ -99,12 +98,10 @@ class Rank:
         self.device = torch.device(setup.device)
         self.sending = threading.Lock()
         self.jobs: queue.SimpleQueue = queue.SimpleQueue()
-        # Numbers of calls: the call that the main thread runs, the call that it ended last, the last call in
-        # which the reader's code returned, and the call that the kernel ended last.
-        self.running: int | None = None
-        self.ended: int | None = None
-        self.returned: int | None = None
-        self.aborting: int | None = None
+        self.running: int | None = None  # number of the call that the main thread runs
+        self.ended: int | None = None  # number of the call that the main thread ended last
+        self.returned: int | None = None  # number of the last call in which the reader's code returned
+        self.aborting: int | None = None  # number of the call that the kernel ended last
         self.freeing: threading.Thread | None = None  # the thread that frees the main thread
         self.cuts_first = False  # an operation has not ended: cut connections before forming the group anew
         self.began = 0.0  # time.monotonic() at the start of the running call
@@ -160,11 +157,9 @@ class Rank:
         pytorch_private.number_groups_from(1000 * generation)
 
     def _call(self, number: int, kind: str, payload: bytes, path: list[str]):
-        """Run one call. kind: which method runs it, `_function`, `_cell`, `_push` or `_pull`. payload: the
-        pickled tuple of that method's arguments. path: the kernel's sys.path.
-
-        Returns (whether the call succeeded, its pickled result or its pickled Error, its Report, whether this
-        rank is still a member of the group).
+        """Run one call by the method for its kind, such as `_cell`. payload: that method's arguments,
+        pickled. path: the kernel's sys.path. Returns (whether the call succeeded, its pickled result or
+        Error, its Report, whether this rank is still a member of the group).
         """
         sys.path[:] = path
         sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
@@ -285,11 +280,9 @@ class Rank:
                 self.jobs.put((kind, *details))
 
     def _where(self) -> dict:
-        """What the main thread is doing now; the kernel reports it to the reader. running: number of the
-        call, None between calls. returned: whether the reader's code has returned in it. line, stack: its
-        lines, from the inside outwards. in: the record of the collective that it is in, as in the box, or
-        None. waits: whether the main thread waits for other ranks. help: what else in this process may still
-        act, or "".
+        """What the main thread is doing now. running: number of its call, None between calls. returned:
+        whether the reader's code has returned. in: the record of its collective, as in the box, or None.
+        waits: whether it waits for other ranks. help: what else in this process may still act, or "".
         """
         if self.device.type == "cpu":  # `flight` reads gloo's record only
             flight.write(self.setup.rank, self.began_ns)
