@@ -1,6 +1,4 @@
-"""Finds the notebooks and their exercises, without importing PyTorch, and the folder for files made
-from them.
-"""
+"""Finds the notebooks and reads their exercises, without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -19,14 +17,14 @@ from three_axes.files import find
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-BUILD = Path("build")  # in the reader's folder
+BUILD = Path("build")  # folder for files made from the notebooks, in the reader's folder
 LATER = "## For another day"  # the heading after the lesson
 LEVELS = {"easy": 5, "medium": 9, "hard": 60}  # name -> minutes, at most
-PUZZLE = 12  # minutes from which on a hint has the solution's lines, sorted
+PUZZLE = 12  # an exercise of this many minutes or more has a hint with the solution's lines, sorted
 
 
 def notebooks() -> list[Path]:
-    """The fourteen notebooks in order, and then those beyond them."""
+    """The paths of the fourteen notebooks in order, and then of the notebooks beyond them."""
     folder = find("notebooks")
     return sorted(folder.glob("[01]*.ipynb")) + sorted((folder / "beyond").glob("b*.ipynb"))
 
@@ -58,7 +56,7 @@ def write_book(book: dict, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Written:
-    """An exercise, read from its file. solution: the source of the function that passes."""
+    """An exercise, read from its file without an import. solution: source of a function that passes."""
 
     name: str
     minutes: int
@@ -72,38 +70,38 @@ class Written:
 
     @property
     def steps(self) -> list[str]:
-        """The hints; for the hardest exercises the second has the solution's lines, to be put in order."""
+        """The hints; of the longest exercises the second has the solution's lines, to be put in order."""
         return self.hints[:1] + [_puzzle(self.solution)] * (self.minutes >= PUZZLE) + self.hints[1:]
 
 
 def _puzzle(function: str) -> str:
-    """The lines of a function, sorted alphabetically."""
-    (made,) = ast.parse(function).body
-    assert isinstance(made, ast.FunctionDef)
-    has_docstring = ast.get_docstring(made) is not None
-    lines = "\n".join(map(ast.unparse, made.body[has_docstring:])).splitlines()
+    """A hint with the lines of a function, sorted alphabetically."""
+    (node,) = ast.parse(function).body
+    assert isinstance(node, ast.FunctionDef)
+    has_docstring = ast.get_docstring(node) is not None
+    lines = "\n".join(map(ast.unparse, node.body[has_docstring:])).splitlines()
     sort = "\n".join(sorted(line.strip() for line in lines))
     return f"Put these lines in order, and indent those that belong to others.\n\n```python\n{sort}\n```"
 
 
 @cache
 def written(drop: str) -> dict[str, Written]:
-    """Name in the drop's file -> exercise, in order; reads the file without importing it."""
+    """Variable of the drop's `exercises.py` -> exercise, in order. The file is read, not imported."""
     text = find(f"notebooks/{module_of(drop).replace('.', '/')}/exercises.py").read_text(encoding="utf-8")
     body = ast.parse(text).body
     lines = text.splitlines(keepends=True)
-    made = [line for line in body if isinstance(line, ast.FunctionDef | ast.ClassDef)]
-    sources = {one.name: "".join(lines[one.lineno - 1 : one.end_lineno]) for one in made}
-    found = {}
-    for line in body:
-        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Call):
-            named = {word.arg: word.value for word in line.value.keywords}
-            if "hints" in named:
-                name, function, *_ = line.value.args
-                minutes, hints = (ast.literal_eval(named[word]) for word in ("minutes", "hints"))
-                one = Written(ast.literal_eval(name), minutes, hints, sources[ast.unparse(function)])
-                found[ast.unparse(line.targets[0])] = one
-    return found
+    defined = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    sources = {node.name: "".join(lines[node.lineno - 1 : node.end_lineno]) for node in defined}
+    by_variable = {}
+    for node in body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            keywords = {keyword.arg: keyword.value for keyword in node.value.keywords}
+            if "hints" in keywords:
+                name, function, *_ = node.value.args
+                minutes, hints = (ast.literal_eval(keywords[key]) for key in ("minutes", "hints"))
+                exercise = Written(ast.literal_eval(name), minutes, hints, sources[ast.unparse(function)])
+                by_variable[ast.unparse(node.targets[0])] = exercise
+    return by_variable
 
 
 def solutions_hidden() -> bool:
@@ -113,25 +111,25 @@ def solutions_hidden() -> bool:
 
 def exercises() -> dict[str, list[str]]:
     """Drop -> the names of its exercises, in order."""
-    return {drop: [one.name for one in written(drop).values()] for drop in map(drop_number, notebooks())}
+    return {drop: [x.name for x in written(drop).values()] for drop in map(drop_number, notebooks())}
 
 
 @cache
 def lessons() -> dict[str, list[str]]:
     """Drop -> the names of the exercises that its notebook checks before the part for another day."""
-    named = {}
+    names = {}
     for path in notebooks():
         sources = (cell["source"] for cell in read_book(path)["cells"])
         lesson = "\n".join(itertools.takewhile(lambda source: not source.startswith(LATER), sources))
         known, checked = written(drop_number(path)), re.findall(r"(\w+)\.check\(", lesson)
-        named[drop_number(path)] = [known[name].name for name in checked]
-    return named
+        names[drop_number(path)] = [known[variable].name for variable in checked]
+    return names
 
 
 def answering(notebook: NotebookNode) -> dict[str, list[str]]:
-    """Cell id -> the predictions that its output may answer. These are `guess` for the cells after `guess =
-    predict(…)` up to the one with `guess.reveal(…)`, and on to the next heading, because pictures there may
-    show the answer too.
+    """Cell id -> the variables of the predictions that its output may answer. A prediction is open from the
+    cell after `guess = predict(…)` to the first heading after `guess.reveal(…)`: between that cell and the
+    heading pictures may show the answer too.
     """
     answered_by: dict[str, list[str]] = {}
     open_: list[str] = []

@@ -12,13 +12,13 @@ from three_axes.files import rows_of
 from ..live import live
 from . import passed
 
-SPACING = 1, 3, 7, 21  # days, after a card was known once, twice, …
+SPACING = 1, 3, 7, 21  # days until a card is asked again, after it was known once, twice, …
 
 
 @dataclass(frozen=True)
 class Card:
-    """A question, its answer, and where it is taught: a drop ('01' to '14', or 'b2' beyond them)
-    and a section.
+    """A question, its answer, and the place that teaches it: a drop ('01' to '14', or 'b2' beyond them) and a
+    section.
     """
 
     drop: str
@@ -39,10 +39,11 @@ def load(*drops: int | str) -> list[Card]:
 
 
 class Deck:
-    """Cards in turn. `know()` puts the top card away, `not_yet()` puts it three places further down.
+    """Cards in turn. `know()` removes the top card, `not_yet()` puts it three places further down.
 
-    A known card is asked again after 1, 3, 7 and then every 21 days; another one in the same session. In a
-    notebook the deck has buttons; without a kernel it is a list of questions, each with its answer folded.
+    A card that the reader knows is asked again after 1, 3, 7 and then every 21 days; a card that the reader
+    does not know yet is asked again in the same session. In a notebook the deck has buttons; without a kernel
+    it is a list of questions, each with its answer folded.
     """
 
     def __init__(self, cards: list[Card]):
@@ -58,12 +59,12 @@ class Deck:
         self.shown = True
 
     def know(self) -> None:
-        """Put the top card away. The progress file keeps the day on which it is asked again."""
+        """Remove the top card. The progress file keeps the day on which it is asked again."""
         if self.left:
             done, card = passed.mine(), self.left.popleft()
             times, day = done.cards.get(card.front, (0, ""))
-            if day <= str(date.today()):  # otherwise it was known today already, which counts once
-                _asked_again(done, card, times + 1, SPACING[min(times, len(SPACING) - 1)])
+            if day <= str(date.today()):  # a card that is not due yet keeps its day
+                _set_day(done, card, times + 1, SPACING[min(times, len(SPACING) - 1)])
         self.shown = False
 
     def not_yet(self) -> None:
@@ -71,7 +72,7 @@ class Deck:
         if self.left:
             card = self.left.popleft()
             self.left.insert(min(3, len(self.left)), card)
-            _asked_again(passed.mine(), card, 0, 0)
+            _set_day(passed.mine(), card, 0, 0)
         self.shown = False
 
     def again(self) -> None:
@@ -103,17 +104,17 @@ class Deck:
         face.add_class("three-axes-card")
         buttons = [widgets.Button(description=text) for text in ("show", "I know", "not yet", "again")]
 
-        def look() -> None:
+        def update() -> None:
             face.value = self._face()
-            for button in buttons[1:3]:  # know and not yet, which are shown only beside the answer
+            for button in buttons[1:3]:  # "I know" and "not yet", which are enabled beside the answer only
                 button.disabled = not self.shown
 
         def press(action):
-            return lambda _: (action(), look())
+            return lambda _: (action(), update())
 
         for button, action in zip(buttons, (self.show, self.know, self.not_yet, self.again)):
             button.on_click(press(action))
-        look()
+        update()
         box = widgets.VBox([face, widgets.HBox(buttons)])
         folded = "".join(
             f"<details><summary>{c.drop} · {escape(c.front)}</summary>{escape(c.back)}</details>"
@@ -122,14 +123,15 @@ class Deck:
         return {"text/plain": repr(self), "text/html": folded, **live(box)}
 
 
-def _asked_again(done: passed.Done, card: Card, times: int, days: int) -> None:
+def _set_day(done: passed.Done, card: Card, times: int, days: int) -> None:
+    """Keep that a card was known so many times in a row, and is asked again after so many days."""
     done.cards[card.front] = times, str(date.today() + timedelta(days))
     passed.keep(done)
 
 
 def due(done: passed.Done) -> list[Card]:
-    """The cards to ask today, of the drops that were read: first those that were not known, then those that
-    are due for longest, then new ones, beginning with the drop read last.
+    """The cards to ask today, of the drops that were read: first cards that were not known, then known cards,
+    those first that have been due for longest, then new cards, those first whose drop was read last.
     """
     today = str(date.today())
 
@@ -142,8 +144,8 @@ def due(done: passed.Done) -> list[Card]:
 
 
 def beginning(day: str) -> Deck:
-    """Three of the cards that are due, for the beginning of a drop. Another drop on the same day, YYYY-MM-DD,
-    has other cards.
+    """Up to three of the cards that are due, for the beginning of a drop. day: today, YYYY-MM-DD. Another
+    drop on the same day gets other cards.
     """
     done = passed.mine()
     asked = [card for card in due(done) if done.asked.get(card.front) != day][:3]

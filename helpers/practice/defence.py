@@ -1,5 +1,5 @@
-"""Defends a layout before a reviewer: seven hard questions, each answered with figures that are computed on
-the spot, and one page to take along.
+"""Defends a layout before a reviewer: seven hard questions, each answered with computed figures, and one page
+of HTML for a meeting.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Defence:
     """Defends `layout` for the job that `of` planned: the same model, cluster, GPUs, batch and sequence
     length.
 
-    Raises ValueError with a sentence if the layout is impossible or needs another number of GPUs.
+    Raises ValueError, with the reason, if the layout is impossible or needs another number of GPUs.
     """
 
     of: Plan
@@ -89,7 +89,9 @@ class Defence:
         )
 
     def traffic(self) -> dict[str, tuple[float, bool]]:
-        """Axis -> (bytes that a GPU sends in a step by the formulas, whether its groups cross nodes)."""
+        """Axis with several ranks -> (bytes that a GPU sends in a step by the formulas, whether its groups
+        cross nodes).
+        """
         layout, node = self.layout, self.job.cluster.gpus_per_node
         return {
             axis: (size, bool(layout.reach(axis, node)[1] > 1))
@@ -118,8 +120,8 @@ class Defence:
         return sentence
 
     def bubble(self) -> str:
-        """A sentence on the bubble's seconds, and its share by the formula, unless the schedule
-        splits backward.
+        """A sentence on the bubble's seconds and, unless the schedule splits backward, on its share by the
+        formula.
         """
         if self.layout.pp == 1:
             return "None: there is no pipeline."
@@ -138,7 +140,9 @@ class Defence:
         return f"{then:,.0f} tokens/s a GPU instead of {now:,.0f} ({then / now - 1:+.1%})"
 
     def half_the_batch(self) -> str:
-        """Tokens/s a GPU with half the global batch, and which layout is then the fastest."""
+        """Tokens/s a GPU with half the global batch, and the layout that is then the fastest; or why this
+        batch is impossible.
+        """
         try:
             mine = estimate(replace(self.job, global_batch=self.job.global_batch // 2), self.layout)
         except ValueError as e:
@@ -149,14 +153,14 @@ class Defence:
         return f"{self._tokens(mine)}: {why} {are} shared by half as many tokens. {self._best(mine)}"
 
     def half_the_network(self) -> str:
-        """Tokens/s a GPU with half the bandwidth between nodes, and which layout is then the fastest."""
+        """Tokens/s a GPU with half the bandwidth between nodes, and the layout that is then the fastest."""
         if not any(far for _, far in self.traffic().values()):
             return "Nothing changes: no group of this layout leaves its node."
         mine = estimate(self.job.changed("speed between nodes", 0.5), self.layout)
         return f"{self._tokens(mine)}. {self._best(mine)}"
 
     def _best(self, mine: Estimate) -> str:
-        """A sentence on this layout's place among all, in the job of the estimate `mine`."""
+        """A sentence that compares this layout with the fastest one, for the job of the estimate `mine`."""
         then = plan(mine.job, gpus=self.of.gpus, **self.of.options)
         if not then.ranked:
             return "No layout fits then."
@@ -173,7 +177,7 @@ class Defence:
 
     @cached_property
     def pure(self) -> Estimate | None:
-        """The fastest layout of FSDP alone, if one fits."""
+        """The fastest layout of FSDP alone that fits; if none fits, the fastest tight one, or None."""
         for rows in (self.of.ranked, self.of.tight):
             for row in rows:
                 if row.axes.dp == self.of.gpus and row.layout.zero == 3:
@@ -181,7 +185,7 @@ class Defence:
         return None
 
     def pure_fsdp(self) -> str:
-        """A sentence that compares the fastest layout of only FSDP with this one; or why there is none."""
+        """Sentences that compare the fastest layout of FSDP alone with this one; or why there is none."""
         gpus, zeros = self.of.gpus, self.job.framework.offers.zeros
         if gpus == 1:
             return "There is one GPU, and nothing to share out."
@@ -217,7 +221,7 @@ class Defence:
     # -- the page
 
     def memory_picture(self) -> Picture:
-        """Bars: bytes by kind on a GPU of each stage, and how much the GPU has."""
+        """Bars: bytes by kind on a GPU of each stage, and the memory of the GPU."""
         capacity = self.job.cluster.device.memory
         return memory_by_stage(
             self.estimate.stages, capacity, f"What a GPU of each stage holds: {self.layout}"

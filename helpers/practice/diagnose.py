@@ -1,4 +1,6 @@
-"""Reads a reader's own schedule, names its mistake or the schedule, and says why each rank is idle."""
+"""Reads a schedule that a reader has written, names its mistake or the known schedule that it is, and finds
+why each rank is idle.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,7 @@ from three_axes.paper import SCHEDULES, Op, Schedule, Stuck, Timeline, simulate
 
 
 class Illegal(ValueError):
-    """A list of operations that is no valid schedule. `misconception` is the mistake's name, if it
-    has one.
-    """
+    """A list of operations is no valid schedule. `misconception` is the mistake's name."""
 
     def __init__(self, text: str, misconception: str):
         super().__init__(text)
@@ -21,8 +21,9 @@ class Illegal(ValueError):
 def read(orders: Sequence[Sequence[str]], m: int) -> Schedule:
     """A schedule from each rank's list of operations such as 'F0' and 'B0', one stage to a rank.
 
-    Raises Illegal, with the reason, for a text that is no operation, and for an operation that is missing,
-    repeated, or before another one that it needs on its own rank.
+    m: number of microbatches. Raises Illegal, with the reason, for a text that is no operation, for a
+    microbatch that does not exist, and for an operation that is missing, repeated, or before another
+    operation of its rank that it needs.
     """
     ops = []
     for rank, order in enumerate(orders):
@@ -66,7 +67,7 @@ def _check_rank(rank: int, ops: list[Op], m: int) -> None:
     done: dict[str, set[int]] = {kind: set() for kind in "FBIW"}
     for op in ops:
         if op.microbatch in done[op.kind]:
-            raise Illegal(f"rank {rank}: {op.kind}{op.microbatch} stands twice", "an operation twice")
+            raise Illegal(f"rank {rank}: {op.kind}{op.microbatch} is in the list twice", "an operation twice")
         if op.kind in "BI" and op.microbatch not in done["F"]:
             raise Illegal(
                 f"rank {rank}: {op.kind}{op.microbatch} stands before F{op.microbatch}. A backward needs what"
@@ -102,8 +103,8 @@ def _some(numbers: list[int]) -> str:
 def recognise(ops: list[list[Op]], m: int) -> str:
     """The name of the known schedule with these operations, or 'your own'."""
     known = {name: SCHEDULES[name].make(len(ops), m).ops for name in ("GPipe", "1F1B", "ZB-H1", "ZB-H2")}
-    for name, its in known.items():
-        if its == ops:
+    for name, known_ops in known.items():
+        if known_ops == ops:
             return name
     if [mine[:m] + mine[m:][::-1] for mine in known["GPipe"]] == ops:
         return "GPipe, backwards in reverse order"
@@ -111,16 +112,14 @@ def recognise(ops: list[list[Op]], m: int) -> str:
 
 
 def run(schedule: Schedule) -> Timeline:
-    """`simulate`; if the schedule cannot finish, the error says which rank waits before which operation, and
-    why.
-
-    Raises Illegal.
+    """The timeline of a schedule (`simulate`). Raises Illegal if it cannot finish; the message says before
+    which operation each rank waits, and for which other operation.
     """
     try:
         return simulate(schedule)
     except Stuck as e:
         waits = "; ".join(
-            f"rank {rank} stands before {_name(op)}, which needs {_name(need)} of rank"
+            f"rank {rank} waits to run {_name(op)}, which needs {_name(need)} of rank"
             f" {schedule.rank_of[need.stage]}"
             for rank, op, need in e.waits
         )
@@ -134,17 +133,17 @@ def _name(op: Op) -> str:
 
 
 def idle(timeline: Timeline) -> list[tuple[int, float, float, str]]:
-    """Every idle interval: (rank, from, to, why), with the reason in terms of the picture."""
+    """Every idle interval: (rank, start, end, the reason, which names operations as the picture does)."""
     bubbles = []
     for rank, runs in enumerate(timeline.runs):
         free = 0.0
         for op, start, end, after in runs:
             if start > free:
-                what = f"{_name(op)} has not come"
+                why = f"{_name(op)} has not come"
                 if after:
                     source = timeline.schedule.rank_of[after.stage]
-                    what = f"{_name(op)} waits for {_name(after)} on rank {source}"
-                bubbles.append((rank, free, start, what))
+                    why = f"{_name(op)} waits for {_name(after)} on rank {source}"
+                bubbles.append((rank, free, start, why))
             free = end
         if free < timeline.makespan:
             bubbles.append((rank, free, timeline.makespan, "it is done, the others are not"))

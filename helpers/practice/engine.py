@@ -55,8 +55,8 @@ from three_axes.table import human
 
 from ..ranks import RankError, World
 from .exercise import Answer, Exercise, NotCounted, crashed, names_in, numbers_in, right, stopped, wrong
-from .runs import Observer, Run, alike, differs, ends_by_itself, facts_so_far, noting_help, observed, sendable
-from .seen import in_its_form, in_its_numbers
+from .runs import Observer, Run, alike, differs, facts_so_far, limited, noting_help, observed, sendable
+from .seen import describe_form, describe_numbers
 
 if TYPE_CHECKING:  # ranks import the engine, and do not need matplotlib
     from ..draw import Picture
@@ -66,7 +66,7 @@ if TYPE_CHECKING:  # ranks import the engine, and do not need matplotlib
 # Exceptions that reading an answer of another form may raise.
 UNREADABLE = TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError
 # Limit in seconds of wall time, for attempts and for the course's own functions. A hang is proven earlier,
-# and an endless computation reaches its limit of processor time earlier (`runs.ends_by_itself`).
+# and an endless computation reaches its limit of processor time earlier (`runs.limited`).
 PATIENCE = 60
 # An attempt on ranks can reach a solution in the course's code only by one of these names.
 REACHES = {"reference", "getattr", "vars", "globals", "drops", "import_module", "__import__"}
@@ -249,7 +249,7 @@ class Compared(Exercise):
         figures = self.figures(mine, truth)
         if self.must_wait and mine.traffic and mine.traffic.not_waited > truth.traffic.not_waited:
             return wrong("a message nobody waits for", f"{where}{UNWAITED}", *figures)
-        parts = mine.parts_from(truth, self.alike) if self.compares else None
+        parts = mine.differs_in(truth, self.alike) if self.compares else None
         if parts is None and "messages" in truth.ranks[0] and (wasted := wasteful(mine, truth)):
             return wrong(wasted[0], f"{where}{wasted[1]}", *figures)
         for row in self.rows:
@@ -272,7 +272,7 @@ class Compared(Exercise):
         """
         if parts not in ("values", "gradients") or not row.name.startswith(CATCH_ALL):
             return None
-        seen = in_its_numbers(mine, truth, parts, self.alike)
+        seen = describe_numbers(mine, truth, parts, self.alike)
         return seen and (seen[0], f"{seen[1]} {said}")
 
     def _unnamed(self, mine: Run, truth: Run, parts: str, passed: Sequence[int]) -> tuple[str, str]:
@@ -280,7 +280,7 @@ class Compared(Exercise):
         first = self._where(mine, truth, parts)
         if seen := _only_on(passed, mine):
             return seen[0], f"{first} {seen[1]}"
-        if parts != "cut" and (seen := in_its_numbers(mine, truth, parts, self.alike)):
+        if parts != "cut" and (seen := describe_numbers(mine, truth, parts, self.alike)):
             return seen[0], f"{first} {seen[1]}"
         return UNNAMED[parts], first
 
@@ -293,13 +293,13 @@ class Compared(Exercise):
         if parts is None and any(mine.needs_more(truth, what) for what in row.costs):
             return True
         facets = ["values", "messages" if parts in ("values", None) else "gradients"]
-        if not row.edits or mine.does_as(truth, facets, self.alike, self.proves):
+        if not row.edits or mine.equals(truth, facets, self.alike, self.proves):
             return False
         others = (other for edit in row.edits if not (other := does(edit)).error)
         # If the edit removes a kind of collective that the attempt calls, equal values are a coincidence.
         return any(
             not (truth.kinds - other.kinds) & mine.kinds
-            and mine.does_as(other, facets, self.alike, self.proves)
+            and mine.equals(other, facets, self.alike, self.proves)
             for other in others
         )
 
@@ -335,7 +335,7 @@ class Compared(Exercise):
                 try:
                     facts["values"][i] = self.reads(got) if self.reads else _as(right_, got)
                 except UNREADABLE as e:
-                    if seen := in_its_form(got, right_, mine.n, self.alike):
+                    if seen := describe_form(got, right_, mine.n, self.alike):
                         return wrong(seen[0], f"{seen[1]} {row.advice}")
                     said = f"{e}." if isinstance(e, WrongForm) else f"You return {_shown(got, 200)}."
                     at = f"On {mine.n} ranks, rank {rank}: " if mine.n > 1 else mine.asked(i)
@@ -376,7 +376,7 @@ class Asked(Compared):
         with World(1, timeout=PATIENCE) as world:
             try:
                 ask = partial(_asked, attempt, cases, self.reference, bool(self.without))
-                mine = Run(cases, world.run(ends_by_itself(ask, does("").seconds)))
+                mine = Run(cases, world.run(limited(ask, does("").seconds)))
             except RankError as e:
                 mine = Run(cases, [{}], error=e)
         return self.judged(mine, does) or praised(self, mine, does(""))

@@ -15,28 +15,28 @@ def unsolved(drop: str, done: passed.Done) -> list[str]:
 
 
 def practised(drop: str, done: passed.Done) -> bool:
-    """Whether the lesson's exercise is passed. Exercises for another day do not count."""
+    """Whether all exercises of the drop's lesson are passed. Exercises for another day do not count."""
     return done.passed.issuperset(lessons()[drop])
 
 
 def where(done: passed.Done) -> str:
     """'1 of 14 drops done': drops whose lesson is practised, or whose last cell has run."""
     fourteen = [drop for drop in map(drop_number, notebooks()) if drop.isdigit()]
-    behind = sum(drop in done.left or practised(drop, done) for drop in fourteen)
-    return f"{behind} of {len(fourteen)} drops done"
+    count = sum(drop in done.left or practised(drop, done) for drop in fourteen)
+    return f"{count} of {len(fourteen)} drops done"
 
 
 def next_drop(done: passed.Done) -> Path:
-    """The notebook to open: the first one, from the last used drop on and around, whose lesson is not
-    practised. If all are practised, the first with an unsolved exercise; if there is none, the first
-    notebook.
+    """The notebook to open: the first whose lesson is not practised, in an order that begins with the
+    furthest drop that was read or tried, and continues with the first drop after the last. If all are
+    practised, the first in this order with an unsolved exercise; if there is none, the first notebook.
     """
     books = notebooks()
-    touched = [i for i, p in enumerate(books) if drop_number(p) in done.left or _tried(drop_number(p), done)]
-    at = max(touched, default=0)
-    order = books[at:] + books[:at]
-    open_ = [p for p in order if not practised(drop_number(p), done)]
-    return next((p for p in [*open_, *order] if unsolved(drop_number(p), done)), books[0])
+    used = [i for i, p in enumerate(books) if drop_number(p) in done.left or _tried(drop_number(p), done)]
+    furthest = max(used, default=0)
+    order = books[furthest:] + books[:furthest]
+    unpractised = [p for p in order if not practised(drop_number(p), done)]
+    return next((p for p in [*unpractised, *order] if unsolved(drop_number(p), done)), books[0])
 
 
 def _tried(drop: str, done: passed.Done) -> bool:
@@ -44,13 +44,14 @@ def _tried(drop: str, done: passed.Done) -> bool:
 
 
 def link(to: Path, here: Path) -> str:
-    """The link from one notebook's folder to another notebook, for a page or JupyterLab."""
+    """The relative link from the notebook `here` to the notebook `to`, for a page or JupyterLab."""
     return os.path.relpath(to, here.parent).replace(os.sep, "/")
 
 
 def after(exercise: str, module: str, unread: bool = False) -> tuple[str, str]:
-    """(what comes next, a link to it or '') after the exercise of this name in drop `module` is passed. A
-    drop whose lesson is practised by that is noted as read. unread: `progress.skip` asked the exercise.
+    """(a sentence on what comes next, a link to it or '') after the exercise of this name is passed. module:
+    that of its solution. If this completes the drop's lesson, the drop is noted as read, unless `unread`:
+    `progress.skip` asked the exercise.
     """
     at = next((p for p in notebooks() if f"{module}.".startswith(f"{module_of(drop_number(p))}.")), None)
     if at is None:
@@ -59,7 +60,7 @@ def after(exercise: str, module: str, unread: bool = False) -> tuple[str, str]:
     done.exercises[exercise] = passed.Attempts(1, True)  # also if no progress is kept
     ends_lesson = exercise in lessons()[drop] and practised(drop, done)
     if ends_lesson and not unread:
-        passed.leave(drop)
+        passed.note_read(drop)
     if not ends_lesson and (left := unsolved(drop, done)):
         return f"Next in this drop: {left[0]}.", ""
     there = next_drop(done)

@@ -1,7 +1,8 @@
-"""What the reader has done: checks and mistakes of each exercise, drops read, cards asked and known.
+"""The reader's progress: checks and mistakes of each exercise, drops read, cards asked and known.
 
 It is kept in a small file on this machine, and nothing is sent anywhere: `progress.json` in the folder of the
-fourteen notebooks, or the file that THREE_AXES_PROGRESS names; "" for none. It may be deleted at any time.
+fourteen notebooks, or the file that THREE_AXES_PROGRESS names. If that variable is "", no progress is kept.
+The file may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from three_axes.foreign import plain, read_json
 
 @dataclass
 class Attempts:
-    """Attempts at one exercise. tries: checks until it was passed. mistakes: name -> how often it
-    was made.
+    """Attempts at one exercise. tries: checks until it was passed. mistakes: name -> how often it was made,
+    the latest last. Raises TypeError for values of other types, which a file may have.
     """
 
     tries: int = 0
@@ -49,11 +50,13 @@ class Done:
     @property
     def passed(self) -> set[str]:
         """Names of the exercises passed so far."""
-        return {name for name, one in self.exercises.items() if one.passed}
+        return {name for name, attempts in self.exercises.items() if attempts.passed}
 
 
 def file(folder: Path) -> Path | None:
-    """The progress file of a reader who works in this folder, or in beyond/ under it."""
+    """The progress file of a reader who works in this folder, or in beyond/ under it; None if no progress is
+    kept.
+    """
     named = os.environ.get("THREE_AXES_PROGRESS")
     folder = folder.parent if folder.name == "beyond" else folder
     return Path(named or folder / "progress.json") if is_kept() else None
@@ -66,7 +69,7 @@ def beside(name: str) -> Path | None:
 
 
 def is_kept() -> bool:
-    """False if THREE_AXES_PROGRESS is "": then notebooks run for tests, or to store their outputs."""
+    """Whether progress is kept: unless THREE_AXES_PROGRESS is "", as in tests and when outputs are stored."""
     return os.environ.get("THREE_AXES_PROGRESS") != ""
 
 
@@ -87,8 +90,8 @@ def read_progress(path: Path) -> Done:
 
 
 def mine(folder: Path | None = None) -> Done:
-    """The progress of a reader who works in this folder, by default here. An unreadable file counts
-    as none.
+    """The progress of a reader who works in this folder (None: the current one). If there is no readable
+    file, the progress is empty.
     """
     try:
         return read_progress(path) if (path := file(folder or Path.cwd())) else Done()
@@ -105,7 +108,7 @@ def keep(done: Done) -> None:
         pass
 
 
-def leave(drop: str) -> None:
+def note_read(drop: str) -> None:
     """Note that a drop was read."""
     done = mine()
     done.left = [other for other in done.left if other != drop] + [drop]
@@ -113,13 +116,15 @@ def leave(drop: str) -> None:
 
 
 def note(exercise: str, mistake: str | None) -> None:
-    """Note a check; mistake None: it was passed. Later checks of a passed exercise are not counted."""
+    """Note a check. mistake: its name; None if the exercise was passed. Later checks of a passed exercise do
+    not count.
+    """
     done = mine()
-    one = done.exercises.setdefault(exercise, Attempts())
-    if one.passed:
+    attempts = done.exercises.setdefault(exercise, Attempts())
+    if attempts.passed:
         return
-    one.tries += 1
-    one.passed = mistake is None
+    attempts.tries += 1
+    attempts.passed = mistake is None
     if mistake is not None:
-        one.mistakes[mistake] = one.mistakes.pop(mistake, 0) + 1  # the latest is the last
+        attempts.mistakes[mistake] = attempts.mistakes.pop(mistake, 0) + 1  # the latest is the last
     keep(done)

@@ -1,4 +1,4 @@
-"""Prints the reader's progress: what is passed, the last mistakes, and which cards are due."""
+"""Prints the reader's progress: passed exercises, the last mistakes, and the cards that are due."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .books import drop_number, exercises, module_of, notebooks
 from .exercise import SKIPS, Exercise
 
 
-def _of(drop: str) -> dict[str, Exercise]:
-    """A drop's exercises in their order, each under its name in the drop's file."""
+def _exercises_of(drop: str) -> dict[str, Exercise]:
+    """Variable of the drop's module -> its exercise, in their order."""
     known = vars(importlib.import_module(module_of(drop))).items()
     return dict(
         sorted(((name, x) for name, x in known if isinstance(x, Exercise)), key=lambda it: it[1].made)
@@ -31,8 +31,8 @@ _begun: dict[tuple[str, str], cards.Deck] = {}  # (drop, day) -> the cards that 
 
 
 def here(drop: str) -> None:
-    """At the beginning of a drop: print the reader's progress, the mistakes in the last drop, and which
-    notebooks still run; show three due cards of earlier drops, if there are any.
+    """At the beginning of a drop: print the reader's progress, the last mistake in each exercise of the drop
+    read last, and the notebooks that still run; display up to three due cards.
     """
     done, known = passed.mine(), [drop_number(path) for path in notebooks() if drop_number(path) != drop]
     if done != passed.Done():
@@ -40,28 +40,28 @@ def here(drop: str) -> None:
     if not onward.practised(drop, done):
         print(f'You know this drop already? progress.skip("{drop}") asks its exercise now.')
     before = next((other for other in reversed(done.left) if other in known), None)
-    for exercise in _of(before).values() if before else ():
+    for exercise in _exercises_of(before).values() if before else ():
         for name in [*getattr(done.exercises.get(exercise.name), "mistakes", {})][-1:]:
             sentence = f"last time, drop {before}, {exercise.name}: {name}. {exercise.advice(name)}"
             print(textwrap.fill(sentence, 100, subsequent_indent="    ", break_on_hyphens=False))
     for name in _still_run() if passed.is_kept() else ():
         print(f"{name} still runs, and its ranks hold memory. Its menu Kernel, Shut Down Kernel, ends both.")
-    begun = drop, str(date.today())
-    deck = _begun.get(begun) or cards.beginning(begun[1])
+    today = str(date.today())
+    deck = _begun.get((drop, today)) or cards.beginning(today)
     if deck.all:
-        _begun[begun] = deck
+        _begun[drop, today] = deck
         print("Three cards" if len(deck.all) == 3 else "Cards", "of what you have read:")
         display(deck)
 
 
 def advice_to(drop: str, exercise: str, mistake: str) -> str:
-    """The course's advice on a mistake in an exercise; '' if that depends on the attempt."""
-    return next((one.advice(mistake) for one in _of(drop).values() if one.name == exercise), "")
+    """The course's advice on a mistake in an exercise; '' if the advice depends on the attempt."""
+    return next((x.advice(mistake) for x in _exercises_of(drop).values() if x.name == exercise), "")
 
 
 def _still_run() -> list[str]:
-    """The course's other notebooks whose kernels run. (Jupyter writes the notebook's name into a kernel's
-    environment; processes of other users cannot be read.)
+    """The file names of the course's other notebooks whose kernels run. (Jupyter writes the notebook's name
+    into a kernel's environment; the environment of other users' processes cannot be read.)
     """
     import psutil
 
@@ -74,10 +74,10 @@ def _still_run() -> list[str]:
 
 
 def leave(drop: str) -> None:
-    """At the end of a drop: end all ranks of this kernel, note the drop as read, and print what is passed."""
+    """At the end of a drop: end all ranks of this kernel, note the drop as read, and print the progress."""
     for world in open_worlds():
         world.close()
-    passed.leave(drop)
+    passed.note_read(drop)
     done = passed.mine()
     marks = ", ".join(f"{'✓' if name in done.passed else '○'} {name}" for name in exercises()[drop])
     print(f"drop {drop}: {marks}")
@@ -91,7 +91,7 @@ def skip(drop: str) -> None:
     import nbformat  # imported here because it takes longer than PyTorch
     from IPython import get_ipython
 
-    left = [name for name, x in _of(drop).items() if x.name not in passed.mine().passed]
+    left = [name for name, x in _exercises_of(drop).items() if x.name not in passed.mine().passed]
     if not left:
         print(f"drop {drop} is passed")
         return
@@ -102,7 +102,7 @@ def skip(drop: str) -> None:
 
 
 def show() -> Table:
-    """A table of what is done, drop by drop. To start again, delete the file."""
+    """A table of the passed exercises, drop by drop. To start again, delete the progress file."""
     done, rows = passed.mine().passed, []
     for drop, names in exercises().items():
         marks = "●" * sum(name in done for name in names)

@@ -1,8 +1,7 @@
-"""Ten questions about the course, in two versions with different numbers: one for before it, one for after
-it.
+"""Ten questions about the course, in two versions with different numbers: before the course, and after it.
 
-Every answer is computed. After the course the reader learns why a wrong answer is wrong, and which part of
-which drop to read again. Before the course no answer is commented.
+Every answer is computed. After the course the comment on a wrong answer says why it is wrong, and names the
+drop and section to read again. Before the course no answer gets such a comment.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from . import passed
 
 @dataclass(frozen=True)
 class Question:
-    """options: answer -> '' for the right one, else why it is wrong. where: (drop, heading) that
-    teaches it.
+    """A question with its answers. options: answer -> '' for the right one, for others why they are wrong.
+    where: (drop, heading) that teaches it.
     """
 
     text: str
@@ -45,7 +44,7 @@ class Question:
 
 
 def _sorted(right: float, wrong: dict[float, str], show: Callable[[float], str]) -> dict[str, str]:
-    """Options from the smallest number to the largest."""
+    """The options, from the smallest number to the largest. wrong: number -> why it is wrong."""
     return {show(number): why for number, why in sorted([(right, ""), *wrong.items()])}
 
 
@@ -208,13 +207,14 @@ QUESTIONS = {
 }
 NAMES = [ask.__name__.replace("_", " ") for ask in QUESTIONS]
 STORIES = ("before", "after")
-_shown: dict[str, Quiz] = {}  # story -> the first quiz that this kernel has displayed
+_displayed: dict[str, Quiz] = {}  # story -> the first quiz that this kernel has displayed
 
 
 class Quiz:
-    """The ten questions of a story: with buttons if a kernel runs, with folded answers if none does.
+    """The ten questions: with buttons if a kernel runs, with folded answers if none does.
 
-    When all are answered, the first answers are kept in the progress file, as right or wrong.
+    story: 'before' or 'after' the course. When all questions are answered, the progress file keeps which
+    first answers were right. Raises ValueError for another story.
     """
 
     def __init__(self, story: str = "after"):
@@ -226,7 +226,7 @@ class Quiz:
         self.chosen: dict[int, str] = {}  # question -> the last answer to it
 
     def answer(self, number: int, option: str) -> str:
-        """Answer question 1, 2, …; returns the comment."""
+        """Answer question 1, 2, …; returns the comment. Raises ValueError for another answer."""
         sentence = self._verdict(number, option)
         self.chosen[number - 1] = option
         self.first.setdefault(number - 1, option == self.questions[number - 1].right)
@@ -250,7 +250,7 @@ class Quiz:
     def _repr_mimebundle_(self, **_):
         import ipywidgets as widgets
 
-        kept = _shown.setdefault(self.story, self)  # if its cell runs again, the quiz keeps its answers
+        kept = _displayed.setdefault(self.story, self)  # if its cell runs again, the quiz keeps its answers
         self.first, self.chosen = kept.first, kept.chosen
         rows = []
         for i, asked in enumerate(self.questions, 1):

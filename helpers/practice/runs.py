@@ -1,4 +1,4 @@
-"""What an attempt did: recorded on its rank, and compared with what another attempt did."""
+"""Records on a rank what an attempt does, and compares what two attempts did."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from ..ranks import RankError, current
 
 @dataclass
 class Run:
-    """What an attempt did in one try (number of ranks, …), or, if a single rank runs it, in its cases.
+    """What an attempt did in one try.
 
-    ranks[r]: facts of rank r, among them "values", one for each case, and "gradients" if backward is
-    compared. After an error they are what was recorded before it.
+    tried: (number of ranks, further arguments of the inputs); of an exercise that a single rank runs, the
+    arguments of each case. ranks[r]: facts of rank r, among them "values", one for each case, and "gradients"
+    if backward is compared. After an error they are the facts that were recorded before it.
     """
 
     tried: tuple
@@ -36,28 +37,28 @@ class Run:
     traffic: Traffic | None = None
     error: RankError | None = None
     attempt: Callable | None = None  # set if ranks ran it
-    found: tuple[str, str] | None = None  # the result of the exercise's `finds`
+    found: tuple[str, str] | None = None  # (row, text) from the exercise's `finds`, ("", "") if none fits
 
     @property
     def n(self) -> int:
-        """Number of ranks that ran it."""
+        """Number of ranks that ran the attempt."""
         return len(self.ranks)
 
     @property
     def errors(self) -> list[str]:
-        """'IndexError: list index out of range', for each rank that raised by itself."""
-        seen = self.error.seen if self.error else []
-        return [f"{s.error.type}: {s.error.message}" for s in seen if s.error and not s.error.aborted]
+        """'IndexError: list index out of range', for each rank that raised an error by itself."""
+        statuses = self.error.seen if self.error else []
+        return [f"{s.error.type}: {s.error.message}" for s in statuses if s.error and not s.error.aborted]
 
     @property
     def seconds(self) -> float:
-        """Processor time that the busiest rank has used, in seconds."""
+        """Processor time in seconds of the busiest rank; 0 if it was not recorded."""
         return max(facts.get("seconds", 0.0) for facts in self.ranks)
 
     @property
     def standing(self) -> dict[int, dict]:
-        """Rank -> the send or receive that it is blocked in, if it is proven that these never end;
-        else {}.
+        """Rank -> the send or receive that it is blocked in, if it is proven that these never end. {} if
+        there is no proof, or a rank is blocked in another operation.
         """
         if not (self.error and self.error.kind == "deadlock"):
             return {}
@@ -71,7 +72,7 @@ class Run:
 
     @property
     def calls(self) -> list[list[tuple[str, str, tuple[int, ...], int]]]:
-        """For each rank its collectives in order: (name, how it reduces or '', ranks, how many numbers)."""
+        """For each rank its collectives in order: (name, how it reduces or '', ranks, number of elements)."""
         return [facts.get("calls", []) for facts in self.ranks]
 
     @property
@@ -85,12 +86,14 @@ class Run:
         return {call[:3] for mine in self.calls for call in mine}
 
     def asked(self, case: int) -> str:
-        """'Asked for 8, 2: ' for a case whose arguments are short."""
+        """'Asked for 8, 2: ' for a case with short arguments; '' for others, and on several ranks."""
         arguments = repr(self.tried[case])[1:-1].rstrip(",") if self.n == 1 and self.tried else ""
         return f"Asked for {arguments}: " if 0 < len(arguments) <= 40 else ""
 
-    def parts_from(self, truth: Run, alike: Callable) -> str | None:
-        """The first of "values", "cut", "gradients" in which the two runs differ."""
+    def differs_in(self, truth: Run, alike: Callable) -> str | None:
+        """The first of "values", "cut", "gradients" in which this run differs from the solution's; None if in
+        none. "cut": a gradient is missing.
+        """
         pairs = list(zip(self.ranks, truth.ranks))
         if not all(alike(a["values"], b["values"]) for a, b in pairs):
             return "values"
@@ -100,22 +103,24 @@ class Run:
             return "gradients"
         return None
 
-    def does_as(self, other: Run, facets: Sequence[str], alike: Callable, of: Callable) -> bool:
-        """Whether each rank did the same in all `facets`. of(values): the part of the values to compare."""
+    def equals(self, other: Run, facets: Sequence[str], alike: Callable, of: Callable) -> bool:
+        """Whether each rank has equal facts in both runs. facets: the keys of these facts. of(values): the
+        part of the values to compare.
+        """
         fact = lambda facts, key: of(facts[key]) if key == "values" else facts.get(key)
         pairs = list(zip(self.ranks, other.ranks))
         return all(alike(fact(a, key), fact(b, key)) for a, b in pairs for key in facets)
 
     def needs_more(self, truth: Run, what: str) -> bool:
-        """Whether the busiest rank needed more than the solution's. Each message may be one number longer,
-        because chunks may be padded to one length.
+        """Whether the busiest rank needed more than the solution's, by more than 1 %. what: as for `most`.
+        Each message may be one number longer, because chunks may be padded to one length.
         """
         padding = 8 * truth.most("calls") if what == "bytes" else 0
         return self.most(what) > 1.01 * truth.most(what) + padding
 
     def most(self, what: str) -> float:
-        """The largest need of any rank: bytes, numbers or calls of its collectives, or floating-point
-        operations.
+        """The largest need of any rank. what: 'bytes', 'numbers' (elements) or 'calls' of its collectives, or
+        'flops', floating-point operations.
         """
         if what == "numbers":
             return max(sum(numbers for *_, numbers in mine) for mine in self.calls)
@@ -158,49 +163,52 @@ def differs(got, wanted, alike: Callable = alike) -> str:
         return f"{many}, the first at {places[0]}" if places and len(places) < wanted.numel() else many
     if isinstance(wanted, dict) and isinstance(got, dict):
         of = [key for key in wanted if key not in got or not alike(got[key], wanted[key])]
-        return f"What stands for {of[0]!r} is not right" if of else "It has a name too many"
+        return f"The value of {of[0]!r} is not right" if of else "It has a name too many"
     if isinstance(wanted, (list, tuple)) and isinstance(got, (list, tuple)):
         if len(got) != len(wanted):
-            return f"It has {_size(len(got), len(wanted), 'too few', 'too many')} numbers"
+            return f"It has {_pick(len(got), len(wanted), 'too few', 'too many')} numbers"
         place = next(i for i, (a, b) in enumerate(zip(got, wanted)) if not alike(a, b))
         return f"At place {place} it is not right" if len(got) > 1 else "That is not right"
     if isinstance(wanted, (int, float)) and isinstance(got, (int, float)):
-        return f"That is {_size(got, wanted, 'too small', 'too large')}"
+        return f"That is {_pick(got, wanted, 'too small', 'too large')}"
     return "That is not right"
 
 
-def _size(got: float, wanted: float, below: str, above: str) -> str:
+def _pick(got: float, wanted: float, below: str, above: str) -> str:
     return below if got < wanted else above
 
 
 def number(value) -> float:
-    """The number that a reader returned. Raises TypeError if it is none, ValueError for NaN."""
+    """The number that a reader returned, as a float. Raises TypeError for a value of another kind, ValueError
+    for NaN.
+    """
     if isinstance(value, (str, bytes, bool)):
         raise TypeError(f"{value!r} is no number")
-    if math.isnan(given := float(value)):
+    if math.isnan(result := float(value)):
         raise ValueError("nan is no number")
-    return given
+    return result
 
 
 # -- on a rank ------------------------------------------------------------------------------------
 
-LEAST, TIMES = 10, 10  # limit of processor time: at least so many seconds, or times the solution's
+# Limit of processor time: TIMES times the solution's, and at least LEAST seconds.
+LEAST, TIMES = 10, 10
 
 
 class Endless(BaseException):
     """The reader's code has reached its limit of processor time. `except Exception` does not catch it."""
 
 
-def ends_by_itself(run: Callable, solution: float | None) -> Callable:
-    """`run`, with a limit: it raises Endless on its rank if the reader's code computes for too long.
+def limited(run: Callable, solution: float | None) -> Callable:
+    """A function that calls `run`, and raises Endless on its rank if the reader's code computes for too long.
 
-    solution: the seconds of processor time that the solution needs; None: `run` is the course's own, and has
-    no limit. Waiting, for other ranks or for a busy machine, uses no processor time.
+    solution: the seconds of processor time that the solution needs; None: no limit, because `run` is the
+    course's own code. Waiting for other ranks, or for a busy machine, uses no processor time.
     """
 
-    def limited():
+    def _limited_run():
         def over(_, frame):
-            if lines.innermost(frame):  # otherwise the code that records the attempt is running
+            if lines.innermost(frame):  # otherwise only the code that records the attempt is running
                 raise Endless(f"{limit:.0f} s of processor time; the solution needs {solution:.2g} s")
 
         before = signal.signal(signal.SIGVTALRM, over)
@@ -214,7 +222,7 @@ def ends_by_itself(run: Callable, solution: float | None) -> Callable:
     if solution is None:
         return run
     limit = max(LEAST, TIMES * solution)
-    return limited
+    return _limited_run
 
 
 COURSE = re.compile(
@@ -223,18 +231,18 @@ COURSE = re.compile(
 
 
 def noting_help(run: Callable, solution: Callable, also: bool, helped: list[str]) -> Callable:
-    """`run`, which adds to `helped` the course's functions that it calls: the solution; also: those
-    in COURSE.
+    """A function that calls `run`, and adds to `helped` the names of the course's functions that `run` calls:
+    the solution and, if `also` is true, functions of the files that match COURSE.
     """
 
     def noted():
-        def looks(frame, event, _):
+        def profile(frame, event, _):
             code = frame.f_code
             if event == "call" and (code is solution.__code__ or also and COURSE.search(code.co_filename)):
                 helped.append(code.co_name)
 
         before = sys.getprofile()
-        sys.setprofile(looks)
+        sys.setprofile(profile)
         try:
             return run()
         finally:
@@ -254,12 +262,14 @@ def facts_so_far() -> dict:
 def observed(
     watch: Callable, *attempts: Callable, solution: float | None = None, reference: Callable | None = None
 ) -> list[dict]:
-    """On a rank: run the attempts in turn. watch(attempt, facts) fills facts as things happen. solution: as
-    for `ends_by_itself`. reference: the solution; calls of it are recorded.
+    """On a rank: run the attempts in turn. Returns the facts of each. watch(attempt, facts) calls the
+    attempt, and adds facts while it runs. solution: as for `limited`. reference: the solution; None: its
+    calls are not recorded.
     """
     global _facts
     of_all = []
-    # The verdict explains PyTorch's warning on a plain all_reduce better; older names are no mistake.
+    # Two warnings of PyTorch are hidden: the verdict explains a plain all_reduce in autograd better, and a
+    # function's older name is no mistake.
     warnings.filterwarnings("ignore", ".*an autograd kernel was not registered")
     warnings.filterwarnings("ignore", "`torch.distributed.*is deprecated", FutureWarning)
     for attempt in attempts:
@@ -269,7 +279,7 @@ def observed(
         if reference:
             _facts["helped"] = []
             run = noting_help(run, reference, False, _facts["helped"])
-        ends_by_itself(run, solution)()
+        limited(run, solution)()
         current.rank.recorder.watch = None
         _facts["seconds"] = time.process_time() - before
         of_all.append(_facts)
@@ -284,25 +294,26 @@ def _note(calls: list, call) -> None:
 
 def hear(listen: Callable) -> None:
     """On a rank: until the attempt has ended, call listen(call) for each collective before it begins."""
-    others = current.rank.recorder.watch
+    earlier = current.rank.recorder.watch
 
-    def all_(call):
-        if others:
-            others(call)
+    def both(call):
+        if earlier:
+            earlier(call)
         listen(call)
 
-    current.rank.recorder.watch = all_
+    current.rank.recorder.watch = both
 
 
 @dataclass
 class Observer:
-    """On a rank: run the attempt on each case and record its answers, and what it uses.
+    """On a rank: run the attempt on each case, and record its answers and its use of collectives.
 
-    inputs(rank, *tried): the arguments of each case. sees(arguments, answer): the value to compare.
-    gradient(arguments): the gradient of the answer, from which backward runs to the first argument's.
-    flops: whether to count them. messages: whether to record what is sent, as (peer, sum of its numbers).
-    "size": bytes of the cases' first arguments; "forward": the kind of each collective that was called before
-    backward.
+    inputs(rank, *tried): the arguments of each case. sees(arguments, answer): the value to compare; before
+    the attempt runs it is called with None for the answer, for arguments that the attempt must write into.
+    gradient(arguments): the gradient with respect to the answer; backward computes the first argument's from
+    it. flops: whether to count floating-point operations. messages: whether to record each send, as (peer,
+    sum of its numbers). Two of the facts are "size", the bytes of the cases' first arguments, and "forward",
+    the kinds of the collectives that this call had begun before the last case's backward.
     """
 
     tried: tuple
@@ -326,16 +337,16 @@ class Observer:
         for facts["case"], arguments in enumerate(self.inputs(dist.get_rank(), *self.tried)):
             facts["size"] += arguments[0].nbytes if isinstance(arguments[0], torch.Tensor) else 0
             dy = self.gradient(arguments) if self.gradient else None
-            before = self.sees(arguments, None)  # for an argument into which the attempt must write
+            before = self.sees(arguments, None)
             facts["given"].append(before.detach().clone() if isinstance(before, torch.Tensor) else None)
             got = self._counted(facts, lambda: self.sees(arguments, attempt(*arguments)))
             facts["forward"] = [row.op for row in current.counted_so_far() for _ in range(row.calls)]
             facts["values"].append(sendable(got))
             if dy is not None:
-                back = isinstance(got, torch.Tensor) and got.requires_grad and got.shape == dy.shape
-                if back:
+                has_backward = isinstance(got, torch.Tensor) and got.requires_grad and got.shape == dy.shape
+                if has_backward:
                     self._counted(facts, lambda: got.backward(dy.to(got.dtype)))
-                facts["gradients"].append(arguments[0].grad if back else None)
+                facts["gradients"].append(arguments[0].grad if has_backward else None)
 
     def _counted(self, facts: dict, run: Callable):
         if not self.flops:
@@ -348,7 +359,7 @@ class Observer:
 
 @dataclass(frozen=True)
 class NoValue:
-    """Replaces an answer that cannot be sent from its rank: what it was, and what to return."""
+    """Replaces an answer that cannot be sent from its rank. kind: the name of the answer's type."""
 
     kind: str
 
@@ -359,7 +370,7 @@ class NoValue:
 
     @property
     def advice(self) -> str:
-        """A sentence or two."""
+        """What the answer is, and what to return instead."""
         if self.kind in ("function", "method", "builtin_function_or_method"):
             return "You return a function. Call it, with brackets behind its name."
         if self.kind in ("generator", "map", "zip", "filter", "dict_keys", "dict_values", "dict_items"):
@@ -371,7 +382,9 @@ class NoValue:
 
 
 def sendable(answer):
-    """An answer in a form that can be sent from its rank."""
+    """An answer in a form that can be sent from its rank: a copy of a tensor without its graph, NoValue in
+    place of an object that cannot be pickled, or the answer itself.
+    """
     if isinstance(answer, torch.Tensor):
         return answer.detach().clone()
     try:

@@ -9,14 +9,14 @@ import torch
 
 from .runs import NoValue, Run
 
-Seen = tuple[str, str] | None  # a name, and a sentence or two on what was observed
+Description = tuple[str, str] | None  # a mistake's name, and a sentence or two on what was observed
 
 
 # -- another form than the solution's -------------------------------------------------------------
 
 
-def in_its_form(got, wanted, n: int, alike: Callable) -> Seen:
-    """Describes an answer on n ranks whose form differs from the solution's `wanted`; None: not known."""
+def describe_form(got, wanted, n: int, alike: Callable) -> Description:
+    """Describes an answer on n ranks whose form differs from the solution's, `wanted`. None: nothing fits."""
     if isinstance(got, NoValue):
         return got.name, got.advice
     if not isinstance(wanted, torch.Tensor):
@@ -48,8 +48,8 @@ def in_its_form(got, wanted, n: int, alike: Callable) -> Seen:
     return _part_or_whole(got.shape, wanted.shape, n)
 
 
-def _part_or_whole(got: Sequence[int], wanted: Sequence[int], n: int) -> Seen:
-    """An answer that is a part where the whole is wanted, or the other way, along one dimension."""
+def _part_or_whole(got: Sequence[int], wanted: Sequence[int], n: int) -> Description:
+    """Describes shapes of which one is n times the other, a rank's part, along one dimension."""
     off = [i for i, (a, b) in enumerate(zip(got, wanted)) if a != b]
     if n == 1 or len(got) != len(wanted) or len(off) != 1:
         return None
@@ -70,15 +70,17 @@ def _same_numbers(got: torch.Tensor, wanted: torch.Tensor, alike: Callable) -> b
 # -- other numbers than the solution's ------------------------------------------------------------
 
 
-def in_its_numbers(mine: Run, truth: Run, key: str, alike: Callable) -> Seen:
-    """The first description that fits "values" or "gradients" that differ from the solution's."""
-    got, wanted = ([[_numbers(one) for one in facts[key]] for facts in run.ranks] for run in (mine, truth))
-    looks = _Looks(mine, truth, key, alike, got, wanted)
-    seen = looks.as_given, looks.nothing_exchanged, looks.never_met, looks.left_on_one, looks.not_finite
-    seen += looks.reduced_otherwise, looks.factor, looks.added, looks.of_other_ranks, looks.some_ranks
-    seen += looks.places, looks.moved, looks.disagree, looks.met_too_many, looks.many_numbers
-    seen += (looks.some_cases,)
-    return next((found for look in seen if (found := look())), None)
+def describe_numbers(mine: Run, truth: Run, key: str, alike: Callable) -> Description:
+    """The first description that fits an attempt's "values" or "gradients" (`key`), which differ from the
+    solution's. None: nothing fits.
+    """
+    got, wanted = ([[_numbers(v) for v in facts[key]] for facts in run.ranks] for run in (mine, truth))
+    of = _Descriptions(mine, truth, key, alike, got, wanted)
+    tests = of.as_given, of.nothing_exchanged, of.never_met, of.left_on_one, of.not_finite
+    tests += of.reduced_otherwise, of.factor, of.added, of.of_other_ranks, of.some_ranks
+    tests += of.places, of.moved, of.disagree, of.met_too_many, of.many_numbers
+    tests += (of.some_cases,)
+    return next((found for test in tests if (found := test())), None)
 
 
 def _numbers(value) -> torch.Tensor | None:
@@ -90,15 +92,15 @@ def _numbers(value) -> torch.Tensor | None:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
-        parts = [_numbers(one) for one in value]
-        known = [one for one in parts if one is not None]
+        parts = [_numbers(item) for item in value]
+        known = [part for part in parts if part is not None]
         return torch.cat(known) if known and len(known) == len(parts) else None
     return None
 
 
-class _Looks:
-    """Each method returns a name and what shows it, or None. got, wanted: the numbers of each rank
-    and case.
+class _Descriptions:
+    """Each method tests whether one description fits. got, wanted: the numbers of each rank and case, of the
+    attempt and of the solution.
     """
 
     def __init__(self, mine: Run, truth: Run, key: str, alike: Callable, got: list, wanted: list):
@@ -109,21 +111,21 @@ class _Looks:
         self.pairs = pairs if fits else []  # numbers of different shape are not described
 
     def right(self, rank: int, of: int | None = None) -> bool:
-        """Whether a rank has its right answer; of: the right answer of another rank."""
+        """Whether a rank has the right answer of rank `of`; None: its own."""
         of = rank if of is None else of
         return self.alike(self.mine.ranks[rank][self.key], self.truth.ranks[of][self.key])
 
-    def not_finite(self) -> Seen:
+    def not_finite(self) -> Description:
         bad = [not bool(a.isfinite().all()) for a, b in self.pairs if b.isfinite().all()]
         if not any(bad):
             return None
         text = "There is an inf or a nan in it: from a division by 0, the log of 0, or exp of a large number."
         return "inf or nan", text
 
-    def as_given(self) -> Seen:
-        """An argument that the attempt should write into is unchanged."""
-        given = [one for facts in self.mine.ranks for one in facts.get("given", [])]
-        if self.key != "values" or not self.pairs or any(one is None for one in given):
+    def as_given(self) -> Description:
+        """An argument that the attempt should write into is unchanged where it is wrong."""
+        given = [x for facts in self.mine.ranks for x in facts.get("given", [])]
+        if self.key != "values" or not self.pairs or any(x is None for x in given):
             return None
         trios = [(a, b, was.double().flatten()) for (a, b), was in zip(self.pairs, given)]
         off = [~torch.isclose(a, b, rtol=1e-4, equal_nan=True) for a, b, _ in trios]
@@ -132,17 +134,15 @@ class _Looks:
             return None
         if all(torch.equal(a, was) for a, _, was in trios):
             text = (
-                "What your function was given is as it was. `x += y`, `x *= y`, `x.copy_(y)` and `x[...] = y`"
-                " write into a tensor. `x = x + y` makes a new one, which nobody sees."
+                "The tensor that your function was given is unchanged. `x += y`, `x *= y`, `x.copy_(y)` and"
+                " `x[...] = y` write into a tensor. `x = x + y` makes a new tensor, which the check does"
+                " not read."
             )
             return "nothing was written", text
         many = max(int(wrong.sum()) for wrong in off)
-        return (
-            "a part left as it was",
-            f"{many} of {off[0].numel()} numbers of a rank are as they were given.",
-        )
+        return ("a part left as it was", f"{many} of {off[0].numel()} numbers of a rank are unchanged.")
 
-    def nothing_exchanged(self) -> Seen:
+    def nothing_exchanged(self) -> Description:
         if self.mine.kinds or not self.truth.kinds or self.n == 1:
             return None
         return "nothing was exchanged", "No rank called a collective, so each knows only what it has itself."
@@ -150,28 +150,29 @@ class _Looks:
     def _groups(self, run: Run) -> set[tuple[int, ...]]:
         return {members for *_, members in run.kinds}
 
-    def never_met(self) -> Seen:
+    def never_met(self) -> Description:
         mine = self._groups(self.mine)
-        apart = [one for one in self._groups(self.truth) if not any(set(one) <= set(other) for other in mine)]
+        groups = self._groups(self.truth)
+        apart = [group for group in groups if not any(set(group) <= set(other) for other in mine)]
         if not apart:
             return None
-        met = " and ".join(str(list(one)) for one in sorted(mine)[:4])
+        met = " and ".join(str(list(group)) for group in sorted(mine)[:4])
         text = f"Ranks {list(min(apart))} never meet in one collective. Yours are over {met}."
         return "ranks that never meet", text
 
-    def met_too_many(self) -> Seen:
+    def met_too_many(self) -> Description:
         more = self._groups(self.mine) - self._groups(self.truth)
         if not more:
             return None
         text = f"You call a collective over ranks {list(max(more, key=len))}. Which of them hold the same?"
         return "ranks that should not meet", text
 
-    def factor(self) -> Seen:
-        """One factor for all numbers, or one for each rank and case, if these have several numbers."""
+    def factor(self) -> Description:
+        """One factor for all numbers, or a factor for each rank and case, if these have several numbers."""
         of = [_times(a, b) for a, b in self.pairs]
         if not of or None in of or not any(b.any() for _, b in self.pairs):
             return None
-        known = [one for one in of if one]  # without 0, where both are 0
+        known = [times for times in of if times]  # without 0, where both are 0
         same = bool(known) and max(known) - min(known) <= 1e-3 * abs(known[0])
         enough = sum(len(b) for _, b in self.pairs) > 1 and len({float(b[0]) for _, b in self.pairs}) > 1
         if not same or not (enough or any(len(b) > 1 for _, b in self.pairs)):
@@ -182,7 +183,7 @@ class _Looks:
             return "right but for a factor", f"Every number is a multiple of what it should be, {where} one."
         return _called(known[0], self.n)
 
-    def added(self) -> Seen:
+    def added(self) -> Description:
         """The same number is added to all."""
         off = [a - b for a, b in self.pairs]
         if not off or sum(map(len, off)) < 3:
@@ -192,7 +193,7 @@ class _Looks:
             return None
         return "right but for a number added", f"Every number is off by the same: {_short(float(all_[0]))}."
 
-    def left_on_one(self) -> Seen:
+    def left_on_one(self) -> Description:
         """The result is on one rank only, by a collective that the solution does not call."""
         ops = [{op for op, *_ in run.kinds} for run in (self.mine, self.truth)]
         left = sorted(ops[0] & {"reduce", "gather"} - ops[1])
@@ -200,7 +201,7 @@ class _Looks:
             return None
         return "left on one rank", f"dist.{left[0]} gives one rank the result, and all need it."
 
-    def reduced_otherwise(self) -> Seen:
+    def reduced_otherwise(self) -> Description:
         """As many reductions as in the solution, but of another kind."""
         mine, truth = (Counter(how for _, how, *_ in run.calls[0] if how) for run in (self.mine, self.truth))
         more, less = mine - truth, truth - mine
@@ -212,17 +213,17 @@ class _Looks:
             f"dist.all_reduce takes the {took} in one place, not the {meant}.",
         )
 
-    def many_numbers(self) -> Seen:
-        """Many numbers in one collective, while the solution needs no large one."""
+    def many_numbers(self) -> Description:
+        """The largest collective has more than twice the numbers of the solution's largest."""
         most = [
-            max((one[3] for calls in run.calls for one in calls), default=0)
+            max((numbers for calls in run.calls for *_, numbers in calls), default=0)
             for run in (self.mine, self.truth)
         ]
         if not 2 * most[1] < most[0]:
             return None
         return "more numbers than needed", f"A collective of yours has {most[0]:,} numbers. Fewer are enough."
 
-    def of_other_ranks(self) -> Seen:
+    def of_other_ranks(self) -> Description:
         ranks = range(self.n)
         has = [[of for of in ranks if self.right(rank, of)] for rank in ranks]
         if not all(has) or all(rank in of for rank, of in zip(ranks, has)):
@@ -231,17 +232,17 @@ class _Looks:
         text = f"Rank {rank} has what rank {has[rank][0]} should have."
         return "the part of a neighbour", text
 
-    def some_ranks(self) -> Seen:
+    def some_ranks(self) -> Description:
         good = [rank for rank in range(self.n) if self.right(rank)]
-        empty = [all(one is None for one in self.truth.ranks[rank][self.key]) for rank in good]
-        if all(empty):  # if nothing is to be returned, an empty answer is not right by that
+        empty = [all(value is None for value in self.truth.ranks[rank][self.key]) for rank in good]
+        if all(empty):  # a rank that must return nothing has not shown that its answer is right
             return None
         listed = _ranks(good)
         text = f"{listed} {'has' if len(good) == 1 else 'have'} the right answer, and the others have not."
         return "right on some ranks alone", text
 
-    def places(self) -> Seen:
-        """One of several places of each answer, with one factor or without."""
+    def places(self) -> Description:
+        """Of the places of each answer, a list, some are wrong in all answers and the others in none."""
         values = [value for facts in self.mine.ranks for value in facts[self.key]]
         right = [value for facts in self.truth.ranks for value in facts[self.key]]
         if not all(isinstance(value, (list, tuple)) for value in (*values, *right)):
@@ -256,13 +257,13 @@ class _Looks:
         text = f"Of what you return only {_places(off, len(right[0]))} is not right."
         pairs = [(_numbers(a[i]), _numbers(b[i])) for a, b in zip(values, right) for i in off]
         if all(a is not None and b is not None and a.shape == b.shape for a, b in pairs):
-            times = {_short(one) if (one := _times(a, b)) else "" for a, b in pairs} - {"0", ""}
+            times = {_short(factor) if (factor := _times(a, b)) else "" for a, b in pairs} - {"0", ""}
             whole = all(_times(a, b) is not None for a, b in pairs)
             text += f" It is {times.pop()} times what it should be." if whole and len(times) == 1 else ""
         return "one place of several", text
 
-    def moved(self) -> Seen:
-        sort = lambda numbers: torch.cat([one for one in numbers]).sort().values
+    def moved(self) -> Description:
+        sort = lambda numbers: torch.cat(list(numbers)).sort().values
         if not self.pairs or max(len(b) for _, b in self.pairs) < 3:
             return None
         if not torch.allclose(sort(a for a, _ in self.pairs), sort(b for _, b in self.pairs), rtol=1e-4):
@@ -272,7 +273,7 @@ class _Looks:
             "All right numbers are there, and not where they should be.",
         )
 
-    def disagree(self) -> Seen:
+    def disagree(self) -> Description:
         ranks = range(1, self.n)
         same = lambda run: all(self.alike(run.ranks[0][self.key], run.ranks[r][self.key]) for r in ranks)
         if self.n == 1 or not same(self.truth) or same(self.mine):
@@ -280,7 +281,7 @@ class _Looks:
         text = "All ranks should end with the same numbers, and yours end with different ones."
         return "ranks that do not agree", text
 
-    def some_cases(self) -> Seen:
+    def some_cases(self) -> Description:
         if self.n > 1:
             return None
         pairs = list(zip(self.mine.values, self.truth.values))
@@ -301,8 +302,8 @@ def _times(got: torch.Tensor, wanted: torch.Tensor) -> float | None:
     return times if torch.allclose(got, times * wanted, rtol=1e-4, atol=1e-4 * abs(times) * size) else None
 
 
-def _called(times: float, n: int) -> Seen:
-    """The name of the mistake for a factor that is not 1."""
+def _called(times: float, n: int) -> Description:
+    """The description for a factor that is not 1."""
     near = lambda other: abs(times - other) <= 1e-3 * abs(other)
     if near(-1):
         return "the wrong sign", "Every number has the wrong sign."

@@ -313,13 +313,13 @@ def test_cards_come_back_by_spacing(monkeypatch, tmp_path):
     first = cards.load("01")
     in_days = lambda n: str(date.today() + timedelta(n))
     assert cards.beginning(in_days(0)).all == []
-    passed.leave("01")
+    passed.note_read("01")
     deck = cards.beginning(in_days(0))
     assert deck.all == first[:3]
     deck.know(), deck.not_yet()
     seen = passed.mine().cards
     assert seen == {first[0].front: (1, in_days(1)), first[1].front: (0, in_days(0))}
-    passed.leave("02")
+    passed.note_read("02")
     assert cards.beginning(in_days(0)).all == [*cards.load("02"), *first[3:]][:3], "none twice in a day"
     assert first[1] in cards.deck().all and first[0] not in cards.deck().all
     assert cards.beginning(in_days(1)).all == [first[1], *cards.load("02")[:2]]

@@ -24,7 +24,7 @@ def is_the_same(exercise: Compared, attempt) -> bool:
     """Whether an attempt gives the solution's values, and gradients, in each try."""
     for does, observe in exercise.worlds():
         run, truth = observe(attempt), does("")
-        if run.error or exercise._form(run, truth) or run.parts_from(truth, alike):
+        if run.error or exercise._form(run, truth) or run.differs_in(truth, alike):
             return False
     return True
 

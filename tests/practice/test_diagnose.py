@@ -49,7 +49,7 @@ def test_a_standstill_is_told_rank_by_rank():
     orders = [["F0", "F1", "B0", "B1"], ["F1", "B1", "F0", "B0"]]
     assert diagnose.run(diagnose.read(orders, 2)).makespan > 0  # out of order, and yet it runs
     orders = [["F0", "B0", "F1", "B1"], ["F1", "B1", "F0", "B0"]]
-    first, second = "rank 0 stands before B0, which needs B0 of rank 1", "rank 1 stands before F1, which"
+    first, second = "rank 0 waits to run B0, which needs B0 of rank 1", "rank 1 waits to run F1, which"
     with pytest.raises(Illegal, match=f"{first}; {second} needs F1 of rank 0"):
         diagnose.run(diagnose.read(orders, 2))
 

@@ -1,4 +1,4 @@
-"""Beyond, b1: FSDP in time: when each layer's weights come, are used, and go."""
+"""Beyond, b1: FSDP in time: when each layer's weights are gathered, used and freed."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ def fsdp_layer(shard, x, layer, rank, world_size):
     return dx, mine / world_size
 
 
-B, H = 3, 64  # the weights are (H, H), and by far the largest thing here. A dx alone is not read as a pair
+# The weights are (H, H), by far the largest tensor here. B is not 2: a dx alone is then not read as a pair.
+B, H = 3, 64
 
 
 class _Layer:
-    """tanh(x · W), which notes what is called, and whether W is held while later layers run."""
+    """tanh(x · W). It records which parts are called, and whether W is held while later layers run."""
 
     def __init__(self, dy: torch.Tensor):
         self.dy, self.facts, self._before = dy, facts_so_far(), current.rank.budget.now
@@ -55,10 +56,10 @@ class _Layer:
     def _whole(self, w, when: str) -> torch.Tensor:
         self.facts["called"].add(when)
         if not torch.is_tensor(w) or w.numel() != H * H:
-            given = f"{w.numel()} numbers" if torch.is_tensor(w) else f"a {type(w).__name__}"
-            raise ValueError(f"the layer got {given} for w, and has {H * H} weights")
-        there = w.untyped_storage().nbytes() >= w.nbytes
-        return w.detach().reshape(H, H) if there else torch.zeros(H, H)
+            got = f"{w.numel()} numbers" if torch.is_tensor(w) else f"a {type(w).__name__}"
+            raise ValueError(f"the layer got {got} for w, and has {H * H} weights")
+        has_memory = w.untyped_storage().nbytes() >= w.nbytes
+        return w.detach().reshape(H, H) if has_memory else torch.zeros(H, H)
 
     def forward(self, w, x):
         return torch.tanh(x @ self._whole(w, "forward"))
@@ -90,7 +91,7 @@ def _pair(answer) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _found_in_layer(run: Run, truth: Run) -> dict[str, bool]:
-    """What comes first explains more."""
+    """Mistake -> whether the run has it. The first that it has counts, because it explains the later ones."""
     every = lambda test: all(test(facts) for facts in run.ranks)
     pairs = [(a["values"][0], b["values"][0]) for a, b in zip(run.ranks, truth.ranks)]
     gradient = all(alike(a[1], b[1]) for a, b in pairs)
@@ -169,7 +170,7 @@ def whole_at_once(order) -> int:
 
 
 def _faults(order: list[tuple[str, int]], n: int) -> dict[str, bool | str]:
-    """What is wrong with an order, on paper. What comes first explains more."""
+    """Mistake -> whether an order has it, or a text that shows it. An earlier mistake explains later ones."""
     strange = [line for line in order if line[0] not in WORDS or not 0 <= line[1] < n]
     computed = [line for line in order if line[0] in ("F", "B")]
     right_ones = [("F", i) for i in range(n)] + [("B", i) for i in reversed(range(n))]
@@ -210,8 +211,8 @@ def _faults(order: list[tuple[str, int]], n: int) -> dict[str, bool | str]:
 
 
 def _found_in_order(run: Run, _) -> tuple[str, bool | str] | None:
-    """The first fault with all numbers of layers, or else with one of them."""
-    faults = [{name: it for name, it in _faults(o, n).items() if it} for o, n in zip(run.values, SIZES)]
+    """The first mistake that the orders for all numbers of layers share, otherwise the first of any."""
+    faults = [{name: x for name, x in _faults(o, n).items() if x} for o, n in zip(run.values, SIZES)]
     if of_all := [name for name in faults[0] if all(name in others for others in faults)]:
         return of_all[0], faults[0][of_all[0]]
     return next(((name, f"With {n} layers:") for n, found in zip(SIZES, faults) for name in found), None)
@@ -280,7 +281,7 @@ def _watch_mesh(attempt, facts: dict) -> None:
     whole = lambda g: g.full_tensor() if isinstance(g, DTensor) else g
     gradients = [torch.zeros(p.shape) if p.grad is None else whole(p.grad) for p in wrapped.parameters()]
     facts["values"] = [parameters_to_vector(gradients)]
-    current.count_from_here()  # what was called since is the check's own
+    current.count_from_here()  # the last collectives were the check's own
 
 
 def _found_in_mesh(run: Run, truth: Run) -> dict[str, bool]:
@@ -294,7 +295,7 @@ def _found_in_mesh(run: Run, truth: Run) -> dict[str, bool]:
         "replicas that never meet": every(lambda f: len(f["gathers"]) == 2 and not f["sums"]),
         "parts left out": every(lambda f: not f["cut"]),
         "several parts in one unit": every(lambda f: f["times"] < 2 * (LAYERS - 2) + 1),
-        "other gradients than the twin's": run.parts_from(truth, alike) is not None,
+        "other gradients than the twin's": run.differs_in(truth, alike) is not None,
     }
 
 

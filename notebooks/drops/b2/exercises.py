@@ -36,20 +36,20 @@ MANY = 100  # tokens, where the other cases have four
 
 
 def _two_parts() -> list[tuple]:
-    """y and lse of 3 and of 5 keys: of small scores; of large ones; where two tokens see one part alone; and
-    of many tokens.
+    """The arguments of four cases, y and lse of 3 and of 5 keys: with small scores; with large scores; where
+    two tokens see one part alone; with many tokens.
     """
     chance = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, 8, generator=chance, dtype=torch.float64) for n in (4, 8, 8))
     many = torch.randn(1, 1, MANY, 8, generator=chance, dtype=torch.float64)
-    made = []
+    cases = []
     for q, scale, hidden in ((q, 1.0, 0), (q, 5e3, 0), (q, 1.0, 2), (many, 1.0, 0)):
         mask = torch.ones(q.shape[2], 8, dtype=torch.bool)
         mask[:hidden, 3:] = False
         one = context.attend(q * scale, k[:, :, :3], v[:, :, :3], mask[:, :3])
         two = context.attend(q * scale, k[:, :, 3:], v[:, :, 3:], mask[:, 3:])
-        made.append(tuple(x[0, 0] for x in one + two))
-    return made
+        cases.append(tuple(x[0, 0] for x in one + two))
+    return cases
 
 
 def _y_and_lse(answer) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +64,7 @@ def _y_and_lse(answer) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 CLOSE = 1e-5  # float32 is right too
-_y = lambda values: values[0][0]  # where scores are small
+_y = lambda values: values[0][0]  # of the case with small scores
 
 
 def _found_in_parts(run: Run, truth: Run) -> dict[str, bool]:
@@ -95,7 +95,7 @@ parts = Asked(
     cases=_two_parts,
     reads=_y_and_lse,
     tolerance=CLOSE,
-    proves=_y,  # whose y is wrong is told so, whatever else is
+    proves=_y,  # a wrong y is named first, whatever else is wrong
     praise="Two parts became one softmax, also where scores are large and where a token sees one part alone.",
     figures=lambda run, truth: [
         (
@@ -134,29 +134,30 @@ def _by_size(run: Run) -> list[tuple[int, int, list[list[int]]]]:
 
 
 def _load(c: int, s: int, held: list[list[int]]) -> float:
-    """Pairs of the busiest rank; the mean is 1."""
+    """Pairs of the busiest rank, in units of the mean."""
     return max(sum(i + 1 for i in tokens) for tokens in held) / (s * (s + 1) / 2 / c)
 
 
 def _positions(tokens) -> list[int]:
-    """Raises TypeError for what is none: a mask, a float."""
+    """The positions as a list of int. Raises TypeError for a mask or a float."""
     if any(isinstance(i, bool) or getattr(i, "dtype", None) is torch.bool for i in tokens):
         raise TypeError("a mask")
     return [index(i) for i in tokens]
 
 
 def _lost(s: int, held: list[list[int]]) -> str:
+    """A text on tokens that are on no rank, on several, or do not exist; "" if there are none."""
     on = Counter(i for tokens in held for i in tokens)
-    seen = {
+    faults = {
         "is on no rank": [i for i in range(s) if i not in on],
         "is there twice": [i for i in on if on[i] > 1],
         "does not exist": [i for i in on if not 0 <= i < s],
     }
-    return ", ".join(f"token {min(tokens)} {what}" for what, tokens in seen.items() if tokens)
+    return ", ".join(f"token {min(tokens)} {what}" for what, tokens in faults.items() if tokens)
 
 
 def _loads(run: Run) -> list[tuple[str, str, str]]:
-    """The figure of the size with the most pairs on one rank; none where tokens are not shared out."""
+    """The figure of the size with the most pairs on one rank; [] if the tokens are not shared out."""
     sizes = _by_size(run)
     if any(_lost(s, held) for _, s, held in sizes):
         return []
@@ -183,7 +184,7 @@ def _found_in_places(run: Run, _) -> tuple[str, str] | None:
 
 
 def _on_ring(places: list[list[int]]) -> tuple[bool, int]:
-    """On a rank: whether the ring equals the twin with the tokens at these places, and the pairs computed."""
+    """On a rank: (whether the ring equals the twin with the tokens at these places, pairs computed)."""
     *whole, _ = inputs(4, 4, 64)
     at, rank, counted = [torch.tensor(tokens) for tokens in places], dist.get_rank(), []
 
@@ -249,7 +250,9 @@ def cut_step(model, tokens, targets, at, everywhere, dp, cp):
 
 
 def _watch_step(attempt, facts: dict) -> None:
-    """The gradients are compared. Of the losses the ranks' mean must be the twin's."""
+    """Run the attempt on a grid of 2 × 2. Record its gradients, which are compared, and its loss: the mean of
+    the ranks' losses must be the twin's.
+    """
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
     dp, cp = grid["dp"].get_group(), grid["cp"].get_group()
     order = context.zigzag(16, 2)
@@ -266,7 +269,7 @@ _losses = lambda run: [facts["loss"] for facts in run.ranks]
 
 
 def _mean(run: Run) -> float:
-    """The mean of the ranks' losses; nan where a rank returned none."""
+    """The mean of the ranks' losses; nan if a rank returned no number."""
     numbers = all(isinstance(loss, float) for loss in _losses(run))
     return sum(_losses(run)) / run.n if numbers else math.nan
 
@@ -274,7 +277,7 @@ def _mean(run: Run) -> float:
 def _found_in_step(run: Run, truth: Run) -> tuple[str, bool | str] | None:
     if odd := [loss for loss in _losses(run) if not isinstance(loss, float)]:
         return "no loss", f"a rank returned {odd[0]!r:.100}."
-    if run.parts_from(truth, alike):
+    if run.differs_in(truth, alike):
         ours, twin = (one.ranks[0]["values"][0] for one in (run, truth))
         times = float(ours @ twin / (twin @ twin))
         if times and all(alike(facts["values"], [times * twin]) for facts in run.ranks):

@@ -1,5 +1,5 @@
 """Drop 14: a layout for 70B on 64 GPUs defended, the real model traced, and the real 4-layer model trained on
-whatever is there.
+the GPUs or CPU of this machine.
 """
 
 from __future__ import annotations
@@ -58,14 +58,15 @@ def defence(cost, job, cuts, room):
     )
 
 
-KEPT = 0.1  # of a GPU's memory: what leaves less of it free is called tight
+KEPT = 0.1  # share of a GPU's memory: a layout that leaves less of it free is called tight
 _34B = ModelShape("34B", 48, 8192, 64, 32000, kv_heads=8, ffn=22016, gated=True)
 
 
 @cache
 def case(model: ModelShape, gpus: int, batch: int, seq_len: int) -> tuple[Given, list[Cut], float]:
-    """(job, cuts, room) of a model on H100s in nodes of eight: what `defence` is asked about. The layouts are
-    all that divide the model, the GPUs and the batch, under ZeRO-1, and FSDP, with and without recompute.
+    """(job, cuts, room): the arguments of `defence` for a model on H100s in nodes of eight. The layouts are
+    all that divide the model, the GPUs and the batch, with and without recompute: under ZeRO-1, or under FSDP
+    where there is data parallelism alone.
     """
     cluster = CLUSTERS["dgx-h100"]
     given, _ = d13.as_written(Job(model, cluster, batch, seq_len, FRAMEWORKS["megatron-lm"]), Layout())
@@ -112,38 +113,38 @@ QUESTIONS = {
 
 
 def _cases() -> list[tuple]:
-    return [(d13.cost, *made()) for made in _JOBS.values()]
+    return [(d13.cost, *job()) for job in _JOBS.values()]
 
 
 def _defended(value) -> Defended:
-    """What a reader returned, as a Defended. Raises WrongForm for what is none."""
+    """What a reader returned, as a Defended. Raises WrongForm if it cannot be one."""
     if not isinstance(value, tuple) or len(value) != len(Defended._fields):
         raise WrongForm("You return something else than a Defended, with its nine fields")
-    made = Defended(*value)
-    cuts = {name: getattr(made, name) for name in ("cut", "half_network", "quarter_batch", "tp16", "fsdp")}
+    theirs = Defended(*value)
+    cuts = {name: getattr(theirs, name) for name in ("cut", "half_network", "quarter_batch", "tp16", "fsdp")}
     for name, cut in cuts.items():
         if not (isinstance(cut, tuple) and len(cut) == len(Cut._fields) or cut is None and name != "cut"):
             raise WrongForm(f"{name} is {str(cut)[:60]}, and it is a Cut, one of `cuts`")
-    axes = made.crosses
+    axes = theirs.crosses
     if isinstance(axes, (str, dict)) and axes != {} or not set(axes) <= {"tp", "dp", "pp"}:
         raise WrongForm(f"crosses is {axes!r}, and it is a set of 'tp', 'dp' and 'pp', such as {{'dp'}}")
-    numbers = {name: number(getattr(made, name)) for name in ("seconds", "memory", "bubble")}
+    numbers = {name: number(getattr(theirs, name)) for name in ("seconds", "memory", "bubble")}
     cuts = {name: cut and Cut(*cut) for name, cut in cuts.items()}
-    return made._replace(crosses=frozenset(axes), **numbers, **cuts)
+    return theirs._replace(crosses=frozenset(axes), **numbers, **cuts)
 
 
 def _only(run: Run, field: str) -> Run:
-    """A run with one answer alone of each defence."""
+    """A run in which each defence keeps this one field, and the others are 0."""
     nothing = Defended(*[0] * len(Defended._fields))
     values = [nothing._replace(**{field: getattr(value, field)}) for value in run.values]
     return Run(run.tried, [run.ranks[0] | {"values": values}])
 
 
 class _OneByOne(Asked):
-    """The first answer that is wrong is judged, as if the others were right."""
+    """An exercise on a Defended. The first field that differs is judged, as if the others were right."""
 
     def judged(self, mine: Run, does: Callable[[str], Run]) -> Answer | None:
-        """None where all answers are the solution's."""
+        """The answer to the first field that differs; None if all fields are the solution's."""
         if mine.error:
             return super().judged(mine, does)
         truth = does("")
@@ -151,7 +152,7 @@ class _OneByOne(Asked):
             return said
         for field, question in QUESTIONS.items():
             one, ours = _only(mine, field), _only(truth, field)
-            if one.parts_from(ours, self.alike):
+            if one.differs_in(ours, self.alike):
                 answer = self._named(one, lambda edit: _only(does(edit), field))
                 where = self._at(field, mine, truth)
                 if self.advice(answer.misconception):
@@ -172,7 +173,7 @@ class _OneByOne(Asked):
         return ""  # `judged` says it
 
     def _at(self, field: str, mine: Run, truth: Run) -> str:
-        """The first job in which an answer is wrong, and what was answered."""
+        """A sentence on the first job in which a field is wrong, and on the reader's answer."""
         pairs = enumerate(zip(mine.values, truth.values))
         of = lambda value: getattr(value, field)
         case = next(i for i, (a, b) in pairs if not self.alike(of(a), of(b)))
@@ -185,7 +186,7 @@ class _OneByOne(Asked):
 
 
 def _page(run: Run) -> Answer:
-    """Praise: the defence of the other job, by our lines and, where there are any, by the reader's."""
+    """Praise: the defence of the other job, by our lines and by the reader's, if the reader has any."""
     job, cuts, room = OTHER()
     made = run.values[0]
     slower = lambda cut: (
