@@ -12,13 +12,13 @@ from three_axes.table import human
 
 from .picture import HATCH, INK, PAPER, RANKS, Picture, fix, row_of_panels, styled
 
-SMALL = "each under 1 %"  # of a waterfall's parts
-LAPTOP = 4.9  # inches: a higher picture does not fit a laptop's screen
+SMALL = "each under 1 %"  # name of a waterfall's small parts together
+LAPTOP = 4.9  # inches: a higher picture does not fit on a laptop's screen
 
 
 @styled
 def loss_curves(panels: dict[str, dict[str, Sequence[float]]], title: str) -> Picture:
-    """A panel for each name, with a line for each named list of losses."""
+    """A panel for each name, with a line for each of at most two named lists of losses."""
     figure, axes = row_of_panels(len(panels), 4.2 * len(panels), 2.8)
     looks = dict(zip(next(iter(panels.values())), ((INK, "-", "o"), ("#D55E00", "--", "s"))))
     parts = []
@@ -36,10 +36,11 @@ def loss_curves(panels: dict[str, dict[str, Sequence[float]]], title: str) -> Pi
 
 @styled
 def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str = "observed") -> Picture:
-    """Bars that add up, one panel for each name: the first part is the ideal, each other part is added to it,
-    and the last bar, called `last`, is the sum.
+    """Bars that add up, one panel for each name: the first part is the ideal, each other part begins where
+    the bar before it ends, and the last bar, called `last`, is the sum.
 
-    panels: name -> {part: seconds}. Parts of less than a percent are summed up as SMALL.
+    panels: name -> {part: seconds}. unit: of the axis, 'ms' or 's'. Parts of less than 1 % of the sum become
+    one bar, SMALL.
     """
     scale = {"ms": 1e3, "s": 1.0}[unit]
     words, drawn = [], {}
@@ -87,7 +88,7 @@ def scaling(
     lines: dict[str, Sequence[tuple[float, float]]], title: str, ylabel: str, xlabel: str = "GPUs"
 ) -> Picture:
     """A line for each name, of points (x, y). The x axis is logarithmic. If x is a number of GPUs and y the
-    throughput of one GPU, a level line is perfect scaling; where a line falls, each added GPU loses.
+    throughput of a GPU, a level line is perfect scaling; where a line falls, more GPUs make each GPU slower.
     """
     figure, ((ax,),) = row_of_panels(1, 7.6, 3.0)
     words = []
@@ -145,7 +146,9 @@ def decision_tree() -> Picture:
 
 @styled
 def ranking(plan, rows: int = 8) -> Picture:
-    """The best layouts of a plan: each is a bar of the parts of its step, with a line where the tie ends."""
+    """The best layouts of a plan. The bar of each has the parts of its step. Layouts whose bars end before
+    the dashed line are tied with the first.
+    """
     job, best = plan.job, plan.by_axes[:rows]
     estimates = [plan.estimate(row) for row in best]
     names = [str(row.axes) for row in best]
@@ -166,10 +169,10 @@ def ranking(plan, rows: int = 8) -> Picture:
     seconds = lambda parts: np.array([sum(e.time.get(part, 0.0) for part in parts) for e in estimates])
     for name, (parts, colour, hatch) in looks.items():
         sizes = seconds(parts)
-        if not len(there := np.flatnonzero(sizes)) and "context" in name:
+        if not len(rows_with := np.flatnonzero(sizes)) and "context" in name:
             continue
         look = {"color": colour, "hatch": hatch, "edgecolor": INK if colour == PAPER else PAPER}
-        ax.barh(there, sizes[there], 0.68, left=base[there], label=name, **look)
+        ax.barh(rows_with, sizes[rows_with], 0.68, left=base[rows_with], label=name, **look)
         base += sizes
     for y, (row, total) in enumerate(zip(best, base)):
         label = f" {total:.2f} s · {row.memory / 1e9:.0f} GB"
@@ -214,12 +217,11 @@ def layouts(
     """Bars of seconds beside bars of bytes, a row for each layout: those that fit first, fastest first.
 
     rows: name -> (seconds by term of TERMS, bytes on the fullest GPU). marks: name -> (seconds, bytes) of
-    another estimate, drawn as a line across the bar. card: bytes of a GPU; room: the bytes of it that a
-    layout may use. whose: the names of the estimates behind the bars and behind the marks.
+    another estimate, drawn as a line across the bar. card: bytes of a GPU; room: those of them that a layout
+    may use. whose: the names of the two estimates, of the bars and of the marks.
     """
     seconds = {name: sum(parts.values()) for name, (parts, _) in rows.items()}
-    rank = lambda name: (rows[name][1] > card, seconds[name])
-    order, words = sorted(rows, key=rank), []
+    order, words = sorted(rows, key=lambda name: (rows[name][1] > card, seconds[name])), []
     best = next((name for name in order if rows[name][1] <= room), None)
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(9.6, 0.44 * len(rows) + 1.15), width_ratios=(2.3, 1), sharey=True
@@ -234,10 +236,10 @@ def layouts(
             edge = INK if colour == PAPER else PAPER
             left.barh(y, parts[part], 0.66, left=base, label=label, edgecolor=edge, linewidth=0.8, **look)
             base += parts[part]
-        does = "does not fit" if out else "tight" if size > room else ""
+        remark = "does not fit" if out else "tight" if size > room else ""
         bold = {"fontweight": "bold"} if name == best else {"color": "#6a6a6a"} if out else {}
         paper = dict(facecolor=PAPER, lw=0, pad=1)
-        label = f"{seconds[name]:.1f} s" + f", {does}" * bool(does)
+        label = f"{seconds[name]:.1f} s" + f", {remark}" * bool(remark)
         left.text(base + 0.014 * longest, y, label, va="center", fontsize=10, bbox=paper, **bold)
         colour = "#D55E00" if out else "#E69F00" if size > room else "#777777"
         right.barh(y, size / 1e9, 0.66, color=colour, edgecolor=PAPER)

@@ -1,4 +1,4 @@
-"""What each axis cuts, and which rank gets which part."""
+"""Pictures of what each axis cuts, and of the part that each rank gets."""
 
 from __future__ import annotations
 
@@ -26,13 +26,17 @@ def cuts(n: int = 4) -> Picture:
 
 
 def cube(ax, cut: int, n: int) -> None:
-    """Three visible faces of a cube, from above left; `cut` is 0 for batch, 1 for width, 2 for depth."""
-    # Unit vectors on paper: width runs right, depth runs up, batch runs back.
+    """Draw the front, top and right face of a cube. cut: the axis that is cut, 0 for batch, 1 for width, 2
+    for depth. n: number of slices.
+    """
+    # Unit vectors on paper: width points right, depth up, batch to the back, up and right.
     batch, width, depth = np.array([0.5, 0.32]), np.array([1.0, 0.0]), np.array([0.0, 1.0])
     unit = (batch, width, depth)
 
     def face(origin, a, b, shade):
-        """Draw the parallelogram origin, a, b: in strips if the cut crosses it, otherwise in one colour."""
+        """Draw the parallelogram at `origin` along the axes a and b: in strips if one of them is cut,
+        otherwise in one colour. shade: how much darker.
+        """
         slices = n if cut in (a, b) else 1
         for i in range(slices):
             lo, hi = i / slices, (i + 1) / slices
@@ -99,7 +103,9 @@ def matrix_cuts(n: int = 4) -> Picture:
 
 
 def _matrix(ax, at: float, width: float, height: float, n: int, by: str | None, plain: dict) -> None:
-    """A rectangle; if it is cut, in coloured strips, each with its rank's number."""
+    """Draw a matrix as a rectangle. by: "columns" or "rows", then it is cut into coloured strips, each with
+    its rank's number; None: it is whole, and looks like `plain`.
+    """
     if by is None:
         box(ax, at, 0, width, height, **plain)
         return

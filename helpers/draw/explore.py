@@ -1,6 +1,7 @@
-"""Explorers: move a slider, and see what the theory predicts. Without a kernel, the picture of the first
-setting is displayed.
-`orders()` and `schedules()` for pipelines, `memory()` for what fits, `plans()` for what is fastest. Every
+"""Explorers: the reader moves a slider, and a picture shows what the theory predicts. Without a kernel, the
+picture of the first setting is displayed.
+
+`orders()` and `schedules()` are for pipelines, `memory()` for what fits, `plans()` for what is fastest. Every
 explorer is an `Explorer`: named controls, and a function from their values to a picture.
 """
 
@@ -17,18 +18,18 @@ from ..live import live
 from . import gantt, memory_by_stage, ranking
 from .picture import Picture
 
-CONTROLS = 0.65  # inches of two rows of controls: they and the picture are seen at once
-UNTIL = "until unit"  # label of the control that ends a growing picture
+CONTROLS = 0.65  # inches of two rows of controls, which fit on a screen together with the picture
+UNTIL = "until unit"  # label of the control that sets the last unit of a growing picture
 
 
 class Explorer:
-    """Controls over a picture. draw(**values) returns a `Picture`, or raises ValueError, whose message is
+    """Controls above a picture. draw(**values) returns a `Picture`, or raises ValueError, whose message is
     then displayed.
 
-    controls: name -> (label, possible values, first value). `set(**values)` moves them; `picture` is the
-    picture of their values, and `refusal` the reason why the last setting could not be drawn. ends: for a
-    picture that grows, ends(**values) is its last unit. Such an explorer has one more control, `until`, from
-    1 to the last unit, set to the last unit at first, and a button that plays from 1 on.
+    controls: name -> (label, possible values, first value). `set(**values)` moves them. `picture` is the last
+    picture that could be drawn; `refusal` is the reason why the present values could not be drawn, or "".
+    ends: for a picture that grows, ends(**values) is its last unit. Then the explorer has one more control,
+    `until`, from 1 to the last unit, set to the last unit at first, and a button that plays from 1 on.
     """
 
     def __init__(
@@ -53,16 +54,16 @@ class Explorer:
         return list(range(1, self._end() + 1)) if name == "until" else self.controls[name][1]
 
     def set(self, **values) -> None:
-        """Move controls; the picture follows. Raises ValueError for a value that a control does not have."""
+        """Move controls, and draw again. Raises ValueError for a control or a value that does not exist."""
         for name, value in values.items():
             if name not in self.values:
                 raise ValueError(f"{name}={value!r}: choose from the controls {', '.join(self.values)}")
             if value not in (possible := self._possible(name)):
                 raise ValueError(f"{name}={value!r}: choose from {', '.join(map(str, possible))}")
-        was_over = self.ends and self.values["until"] == self._end()
+        was_at_end = self.ends and self.values["until"] == self._end()
         self.values |= values
         if self.ends and "until" not in values:
-            self.values["until"] = self._end() if was_over else min(self.values["until"], self._end())
+            self.values["until"] = self._end() if was_at_end else min(self.values["until"], self._end())
         try:
             self.picture, self.refusal = self.draw(**self.values), ""
         except ValueError as e:
@@ -102,8 +103,8 @@ class Explorer:
             self.set(**{name: value})
             image.value, words.value = self.picture.png(), f"<b>{escape(self.refusal)}</b>"
             image.layout.display = "none" if self.refusal else None  # no old picture beside a refusal
-            for one in playing if name != "until" else ():  # another setting has another last unit
-                one.max, one.value = self._end(), self.values["until"]
+            for control in playing if name != "until" else ():  # another setting has another last unit
+                control.max, control.value = self._end(), self.values["until"]
 
         for name, control in self._widgets.items():
             control.style.description_width = "initial"
@@ -116,7 +117,7 @@ class Explorer:
 
 
 class _Until:
-    """The beginning of a simulated timeline, drawn on the time axis of the whole."""
+    """The start of a simulated timeline, up to `until`, with the time axis of the whole timeline."""
 
     def __init__(self, whole: simulation.Timeline, until: float):
         self.unit, self.level_unit, self.makespan = whole.unit, whole.level_unit, whole.makespan
@@ -128,7 +129,7 @@ class _Until:
         self.levels = [[level for level in row if level[0] < until] for row in whole.levels]
 
     def peak(self, rank: int) -> int:
-        """The most that the rank has held up to this unit."""
+        """The most microbatches that the rank has held until then."""
         return max((held for _, held in self.levels[rank]), default=0)
 
 
@@ -138,7 +139,9 @@ def _orders(p: int, m: int) -> list[simulation.Timeline]:
 
 
 def draw_orders(p: int, m: int, until: int) -> Picture:
-    """GPipe over 1F1B on one axis, up to the unit `until`. A title has the length once it has ended."""
+    """GPipe above 1F1B on one axis, up to the unit `until`. The title of a timeline that has ended by then
+    has its length.
+    """
     panels = {
         line.schedule.name + f": {line.makespan:.0f} units" * (until >= line.makespan): _Until(line, until)
         for line in _orders(p, m)
@@ -167,10 +170,10 @@ def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:
 
 def schedule_title(timeline: simulation.Timeline) -> str:
     """The length and memory of a simulated schedule, in a line."""
-    made = timeline.schedule
+    schedule = timeline.schedule
     return (
-        f"{made.name}, p = {made.p}, m = {made.m}"
-        + (f", v = {made.v}" if made.v > 1 else "")
+        f"{schedule.name}, p = {schedule.p}, m = {schedule.m}"
+        + (f", v = {schedule.v}" if schedule.v > 1 else "")
         + f": {timeline.makespan:.4g} units, bubble {timeline.bubble:.1%}, at most"
         f" {timeline.held:.3g} microbatches in flight"
     )
@@ -190,7 +193,7 @@ def schedules(schedule: str = "1F1B", p: int = 4, m: int = 8, v: int = 2) -> Exp
 
 
 def draw_memory(model: str, d: int, t: int, p: int, b: int, zero: int, recompute: str) -> Picture:
-    """What a GPU of each stage holds, as `stages_of` computes it. Raises ValueError."""
+    """The bytes on a GPU of each stage, as `stages_of` computes them. Raises ValueError."""
     layout, stages, capacity = stages_of(model, d, t, p, b, zero, recompute)
     return memory_by_stage(stages, capacity, f"{model} on {layout.ranks} GPUs: {layout}")
 
@@ -198,8 +201,8 @@ def draw_memory(model: str, d: int, t: int, p: int, b: int, zero: int, recompute
 def stages_of(
     model: str, d: int, t: int, p: int, b: int, zero: int, recompute: str
 ) -> tuple[Layout, list[dict[str, float]], float]:
-    """(layout, bytes by kind on a GPU of each stage, bytes of an H100's memory), with 64 sequences for each
-    pipeline in a step and the model's usual length. Raises ValueError.
+    """(layout, bytes by kind on a GPU of each stage, bytes of an H100's memory). A step has 64 sequences for
+    each pipeline, of 8192 tokens for Llama 3 and 4096 for other models. Raises ValueError.
     """
     job = Job(find_model(model), global_batch=64 * d, seq_len=8192 if "llama-3" in model else 4096)
     layout = Layout(dp=d, tp=t, pp=p, microbatch=b, zero=zero, recompute=recompute)
@@ -207,7 +210,7 @@ def stages_of(
 
 
 def memory(model: str = "llama-3-70b") -> Explorer:
-    """Choose a layout: stacked bars for each pipeline stage, and the memory of an H100."""
+    """Choose a layout; the picture has a bar of bytes for each pipeline stage, and the memory of an H100."""
     return Explorer(
         draw_memory,
         {
@@ -230,7 +233,7 @@ def draw_plan(model: str, gpus: int, batch: int, cluster: str) -> Picture:
 
 
 def plans(model: str = "llama-2-13b", gpus: int = 32) -> Explorer:
-    """Choose a model and a cluster: the best (DP, TP, PP), and the parts of their steps."""
+    """Choose a model and a cluster; the picture has the best (DP, TP, PP), and the parts of their steps."""
     return Explorer(
         draw_plan,
         {

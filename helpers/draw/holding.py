@@ -1,4 +1,4 @@
-"""What a rank holds in memory."""
+"""Pictures of what a rank holds in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from three_axes.table import human
 
 from .picture import FAINT, INK, PAPER, Picture, box, fix, rank_colour, row_of_panels, styled
 
-PARTS = {
+PARTS = {  # name -> (colour, hatch)
     "weights": (INK, ""),
     "gradients": ("#777777", ""),
     "optimizer": ("#B5B5B5", ""),
@@ -23,7 +23,7 @@ PARTS = {
 
 
 def _stack(ax, columns: list[dict[str, float]], looks: dict[str, tuple[str, str]], width: float):
-    """Draw each column's parts one above the other, and name them beside the axis. Returns the heights."""
+    """Draw each column's parts one above the other, with labels for a legend. Returns the heights."""
     heights = np.zeros(len(columns))
     for part, (colour, hatch) in looks.items():
         sizes = np.array([column.get(part, 0.0) for column in columns])
@@ -36,7 +36,7 @@ def _stack(ax, columns: list[dict[str, float]], looks: dict[str, tuple[str, str]
 
 @styled
 def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: str) -> Picture:
-    """Stacked bars: the bytes by kind on one GPU of each pipeline stage. A line is the device's capacity."""
+    """Stacked bars: the bytes by kind on a GPU of each pipeline stage. Dashed: the device's capacity."""
     figure, ((ax,),) = row_of_panels(1, 9.6, 3.1)
     fix(figure, left=0.6, right=2.9, top=0.35, bottom=0.35)
     columns = [{kind: size / 1e9 for kind, size in stage.items()} for stage in stages]
@@ -60,10 +60,11 @@ def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: 
 
 @styled
 def states(held: dict[str, Sequence[dict[str, int]]]) -> Picture:
-    """A panel for each way to train: for each part of the states, what each rank holds.
+    """A panel for each way to train: the bytes that each rank holds of each part of the states.
 
     held: name -> each rank's bytes by part, measured; ranks under the first name hold all of every part. A
-    part is a box, as high as its bytes. A rank that holds 1/d of the part fills its own piece of the box.
+    part is a box, whose height is its bytes. Of a rank that holds 1/d of the part, that piece of the box is
+    filled.
     """
     figure, axes = row_of_panels(len(held), 9.6, 3.6)
     whole, words = next(iter(held.values()))[0], []
@@ -93,21 +94,23 @@ def states(held: dict[str, Sequence[dict[str, int]]]) -> Picture:
 
 @styled
 def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> Picture:
-    """A panel for each run: the ranks' peaks in every step, with the names of ranks that differ from the
-    others, and the budget as a line. The last step failed.
+    """A panel for each run: the ranks' peaks in every step, with a line of its own for each rank that differs
+    from the others, and the budget as a dashed line. The last step failed.
+
+    runs: name -> bytes, (steps, ranks). budget: bytes.
     """
     figure, axes = row_of_panels(len(runs), 2.9 * len(runs), 2.7)
     room, parts = budget / 1e6, []
     for ax, (name, peaks) in zip(axes[0], runs.items()):
         held = np.array(peaks) / 1e6  # (steps, ranks)
         usual, last = np.sort(held)[:, held.shape[1] // 2], len(held)
-        own_way = np.flatnonzero((abs(held.T - usual) >= 0.02 * room).any(1))
+        unusual = np.flatnonzero((abs(held.T - usual) >= 0.02 * room).any(1))
         steps = range(1, last + 1)
         ax.plot(steps, usual, color=INK, marker="o", markersize=4, linewidth=1.6)
-        for rank in own_way:
+        for rank in unusual:
             ax.plot(steps, held[:, rank], color=rank_colour(rank), marker="s", markersize=5, linewidth=1.6)
             ax.text(last + 0.55, held[-1, rank], f"rank {rank}", fontsize=9, va="center")
-        whose = "the other ranks" if len(own_way) else "all ranks"
+        whose = "the other ranks" if len(unusual) else "all ranks"
         ax.text(1, usual[0] - 0.06 * room, whose, fontsize=9, va="top")
         ax.axhline(room, color="#D55E00", linestyle="--", linewidth=1.8)
         ax.plot(last, held[-1].max(), marker="x", color=INK, markersize=11, markeredgewidth=2.5)
@@ -125,8 +128,8 @@ def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> 
 
 @styled
 def segments(listed: Sequence[dict], title: str) -> Picture:
-    """The segments that an allocator took from the device, in order of addresses: each between two strokes,
-    tensors filled, free blocks empty. `listed`: as in PyTorch's memory snapshot.
+    """The segments that an allocator took from the device, in order of addresses: a stroke begins each
+    segment, tensors are filled, free blocks empty. listed: the segments of PyTorch's memory snapshot.
     """
     figure, ((ax,),) = row_of_panels(1, 9.0, 1.5)
     fix(figure, left=0.3, right=0.3, top=0.35, bottom=0.55)

@@ -1,8 +1,8 @@
-"""A picture is a figure with words, in the colours of all fourteen drops.
+"""A picture is a figure and a text that describes it, in the colours of all fourteen drops.
 
-A rank has its colour and its number wherever it appears. Forward is light, backward dark, communication
+A rank has its own colour and its number in every picture. Forward is light, backward dark, communication
 hatched, idle time empty. The eight colours are those of Okabe and Ito, which differ for every kind of colour
-vision; each coloured thing also has its name in the picture.
+vision; each coloured shape also has its name in the picture.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def rank_colour(rank: int) -> str:
 
 
 class Picture:
-    """A figure, with words for readers who cannot see it. A notebook shows both; `figure` is matplotlib's."""
+    """A figure, matplotlib's, and `alt`, a text for readers who cannot see it. A notebook displays both."""
 
     def __init__(self, figure: plt.Figure, alt: str):
         self.figure, self.alt = figure, alt
@@ -57,7 +57,7 @@ class Picture:
     def png(self) -> bytes:
         """The bytes of a PNG file, in the figure's own dots per inch."""
         out = BytesIO()
-        # The figure's layout is computed by now.
+        # The figure's layout has been computed already.
         with mpl.rc_context({**STYLE, "figure.constrained_layout.use": False}):
             # savefig would draw the figure twice.
             FigureCanvasAgg(self.figure).print_png(out, pil_kwargs={"compress_level": 1})
@@ -76,19 +76,19 @@ class Picture:
 
 
 def styled(picture):
-    """Make a function draw in the course's style, whatever style the notebook has set."""
+    """Decorate a function, so that it draws in the course's style, whatever style the notebook has set."""
 
     @functools.wraps(picture)
-    def drawn(*args, **kwargs):
+    def draw(*args, **kwargs):
         with mpl.rc_context(STYLE):
             return picture(*args, **kwargs)
 
-    return drawn
+    return draw
 
 
 def fix(figure, left: float, right: float, top: float, bottom: float) -> None:
-    """Set margins in inches, for pictures that are redrawn at each move of a slider: computing the margins
-    takes as long as drawing.
+    """Set the margins of the figure's first axes, in inches, for pictures that are redrawn at each move of a
+    slider: computing the margins takes as long as drawing.
     """
     width, height = figure.get_size_inches()
     figure.set_layout_engine("none")
@@ -98,17 +98,17 @@ def fix(figure, left: float, right: float, top: float, bottom: float) -> None:
 
 
 def box(ax, x: float, y: float, width: float, height: float, **look) -> None:
-    """A rectangle with its corner at (x, y), in the axes' data units. look: for plt.Rectangle."""
+    """Draw a rectangle with its lower left corner at (x, y), in data units. look: for plt.Rectangle."""
     ax.add_patch(plt.Rectangle((x, y), width, height, **look))
 
 
 def write_rank(ax, x: float, y: float, rank: int, size: float, outline: float = 2, **how) -> None:
-    """A rank's number, readable on every rank's colour: paper, with an outline of ink."""
+    """Write a rank's number, readable on every rank's colour: paper, with an outline of ink."""
     how = {"ha": "center", "va": "center", "fontweight": "bold", "color": PAPER} | how
     edge = [withStroke(linewidth=outline, foreground=INK)]
     ax.text(x, y, str(rank), fontsize=size, path_effects=edge, **how)
 
 
 def row_of_panels(columns: int, width: float, height: float):
-    """(figure, axes): a row of n panels, so many inches in all."""
+    """(figure, axes of shape (1, columns)): a row of panels. width, height: inches of the figure."""
     return plt.subplots(1, columns, figsize=(width, height), squeeze=False)

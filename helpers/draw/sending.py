@@ -1,4 +1,4 @@
-"""Pictures of what each rank sends to which, and of where each rank stopped."""
+"""Pictures of the bytes that ranks send to each other, and of the point at which each rank stopped."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ HOW_FAR = (
 def sent_between(traffic: Traffic) -> dict[tuple[int, int], float]:
     """(from, to) -> measured bytes; {} if nothing was sent, or the system does not count.
 
-    To some ranks a rank sends only headers and acknowledgements. These pairs are left out, and their bytes
-    are distributed over the rank's other pairs, so that a rank's arrows sum to "on the wire" in its table.
+    To some ranks a rank sends little, headers and acknowledgements: less than 1 % of the largest pair. These
+    pairs are left out, and their bytes are distributed over the rank's other pairs, so that a rank's arrows
+    sum to "on the wire" in its table.
     """
     matrix = traffic.matrix or []
     least = 0.01 * max((size for row in matrix for size in row), default=0)
@@ -37,7 +38,7 @@ def sent_between(traffic: Traffic) -> dict[tuple[int, int], float]:
 
 @styled
 def who_to_whom(named: dict[str, Traffic]) -> Picture:
-    """A panel for each run: the bytes that each rank (row) sent to each other rank (column)."""
+    """A panel for each run: the MB that each rank (row) sent to each other rank (column)."""
     n = len(next(iter(named.values())).ranks)
     width = 3.2 if n <= 4 else 0.56 * n
     figure, axes = row_of_panels(len(named), width * len(named), width + 0.1)
@@ -67,7 +68,7 @@ def who_to_whom(named: dict[str, Traffic]) -> Picture:
 
 @styled
 def ring(n: int = 4) -> Picture:
-    """The ring all-reduce, step by step: of how many ranks each chunk holds the sum."""
+    """The ring all-reduce, step by step. A chunk's number says how many ranks' values it sums."""
     frames = [np.ones((n, n), int)]  # after each step, [rank, chunk]
     for step in range(2 * (n - 1)):
         held, after = frames[-1], frames[-1].copy()
@@ -113,8 +114,9 @@ def ring(n: int = 4) -> Picture:
 
 @styled
 def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
-    """Ranks on nodes, and the groups along each axis: a panel for each, outermost axis last. A group has the
-    colour of its first rank; a group that crosses nodes is dashed."""
+    """A panel for each axis, the outermost axis last: the ranks on their nodes, and the groups along this
+    axis. A group has the colour of its first rank; a group that crosses nodes is dashed.
+    """
     n, node = math.prod(sizes.values()), gpus_per_node
     nodes, wide = -(-n // node), max(1, round(node**0.5))
     spot = lambda r: ((r // node) * (wide + 0.7) + r % node % wide, -(r % node // wide))
@@ -154,10 +156,11 @@ def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
 
 @styled
 def waiting(error) -> Picture:
-    """Which rank waits for which. error: a RankError of the kind 'deadlock'.
+    """The ranks of a deadlock, with an arrow from each rank to a rank that it waits for. error: a RankError
+    of the kind 'deadlock'.
 
     Thick arrows connect the smallest set of ranks that can never continue; dashed arrows are waits that
-    follow from it. A rank that has finished is empty.
+    follow from it. The circle of a rank that has finished is empty.
     """
     proof, n = error.deadlock, len(error.seen)
     spot = lambda r: (math.sin(2 * math.pi * r / n), math.cos(2 * math.pi * r / n))

@@ -1,4 +1,4 @@
-"""The picture that most drops return to: what each rank sees, holds, sends and keeps in a real step."""
+"""The picture that most drops use: what each rank sees, holds, sends and keeps in a real step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .holding import PARTS
 from .picture import FAINT, INK, PAPER, Picture, box, rank_colour, row_of_panels, styled, write_rank
 from .sending import sent_between
 
-EXAMPLES, BLOCKS = 8, 4  # of the toy's batch, and of the toy
+EXAMPLES, BLOCKS = 8, 4  # examples of the toy's batch, and blocks of the toy
 KINDS = {"parameters": "weights"}  # name in `memory.by_kind` -> name in the strip
 COLUMN, STEP = 1.2, 1.55  # a rank's width on paper, and the distance to the next
 SEES, SENDS, HOLDS, KEEPS = 8.9, 6.55, 2.3, 1.0  # the heights of the four rows
@@ -24,14 +24,14 @@ ARC, LANE = 0.75, 0.72  # the heights of an arrow to the next rank, and of an ax
 
 
 class _Split(NamedTuple):
-    """One step of the toy on real ranks; a value of the argument of `splits`."""
+    """One step of the toy on real ranks: a value of the dict that `splits` takes."""
 
     sizes: dict[str, int]
     traffic: Traffic
     kept: list[dict[str, int]]
 
     def part(self, rank: int, axis: str, of: int) -> tuple[float, float]:
-        """(first, number): the rank's share of `of` things that the axis cuts; all of them without it."""
+        """(first, number): the rank's share of `of` things that the axis cuts; all of them if uncut."""
         n = self.sizes.get(axis, 1)
         return Placement(self.sizes).coordinates(rank).get(axis, 0) * of / n, of / n
 
@@ -41,30 +41,31 @@ def splits(runs: dict[str, tuple[dict[str, int], Traffic, list[dict[str, int]]]]
     """A panel for each run, a column for each rank.
 
     runs: name -> one step of the toy on real ranks: its sizes (axis -> ranks, of "dp", "tp" and "pp", the
-    outermost first), what the step moved, and each rank's bytes by kind, as `memory.by_kind` gives them.
+    outermost first), its traffic, and each rank's bytes by kind, as `memory.by_kind` returns them.
 
-    Four rows: the examples of the batch that the rank sees; what it sent in the step, measured; the part
-    of the model's four blocks that it holds, by width and depth; the bytes that it keeps, all on one scale.
+    A column has four rows: the examples of the batch that the rank sees; the bytes that it sent in the step,
+    measured; the part of the model's four blocks that it holds, by width and depth; the bytes that it keeps,
+    all on one scale.
     """
-    made = {name: _Split(*run) for name, run in runs.items()}
-    n = max(len(run.kept) for run in made.values())
-    lanes = 1.3 * any(_left(run) < -1 for run in made.values())  # inches for the names of the lanes
-    figure, axes = row_of_panels(len(made), max(3.3, 0.82 * n + 0.4) * len(made) + lanes, 4.2)
-    most_kept = max(sum(_kinds(kept).values()) for run in made.values() for kept in run.kept)
+    steps = {name: _Split(*run) for name, run in runs.items()}
+    n = max(len(run.kept) for run in steps.values())
+    lanes = 1.3 * any(_left(run) < -1 for run in steps.values())  # inches for the names of the lanes
+    figure, axes = row_of_panels(len(steps), max(3.3, 0.82 * n + 0.4) * len(steps) + lanes, 4.2)
+    most_kept = max(sum(_kinds(kept).values()) for run in steps.values() for kept in run.kept)
     most_sent = max(
-        (size for run in made.values() for size in sent_between(run.traffic).values()), default=1.0
+        (size for run in steps.values() for size in sent_between(run.traffic).values()), default=1.0
     )
     words = []
-    for ax, (name, run) in zip(axes[0], made.items()):
+    for ax, (name, run) in zip(axes[0], steps.items()):
         for rank in range(len(run.kept)):
             _column(ax, run, rank, most_kept)
         _arrows(ax, run, most_sent)
         ax.set_title(name)
         ax.set(xlim=(_left(run), STEP * (n - 1) + COLUMN + 0.15), ylim=(0.3, 9.9))
         ax.axis("off")
-        words.append(f"{name}: {_in_words(run)}")
-    _name_the_rows(axes[0][0], _left(next(iter(made.values()))))
-    held = {kind for run in made.values() for kept in run.kept for kind in _kinds(kept)}
+        words.append(f"{name}: {_as_text(run)}")
+    _name_the_rows(axes[0][0], _left(next(iter(steps.values()))))
+    held = {kind for run in steps.values() for kept in run.kept for kind in _kinds(kept)}
     names = [
         Patch(facecolor=colour, hatch=hatch, edgecolor=INK, label=kind)
         for kind, (colour, hatch) in PARTS.items()
@@ -107,12 +108,12 @@ def _column(ax, run: _Split, rank: int, most_kept: float) -> None:
 
 
 def _arrows(ax, run: _Split, most_sent: float) -> None:
-    """Draw which rank sent how much to which. Along one axis: an arc for each pair, higher for a longer
+    """Draw the bytes that ranks sent to each other. Along one axis: an arc for each pair, higher for a longer
     distance, and each size is written once. Along several axes: a lane for each, the innermost lowest.
     """
     sent = sent_between(run.traffic)
     axes = [axis for axis in reversed(run.sizes) if run.sizes[axis] > 1]
-    named = _named(sent)
+    labelled = _labelled(sent)
     for (a, b), size in sent.items():
         both, axis = (b, a) in sent, Placement(run.sizes).axis_between(a, b)
         if both and a > b or axis is None:
@@ -127,7 +128,7 @@ def _arrows(ax, run: _Split, most_sent: float) -> None:
         heads = "<|-|>" if both else "-|>"
         look = dict(mutation_scale=9, linewidth=0.8 + 2 * size / most_sent, color=INK, zorder=3)
         ax.add_patch(FancyArrowPatch(path=bow, arrowstyle=heads, **look))
-        if len(axes) == 1 and ((a, b) in named or (b, a) in named):
+        if len(axes) == 1 and ((a, b) in labelled or (b, a) in labelled):
             label = human(size) + " each way" * (back > 0.95 * size)
             text = ax.text((x + y) / 2, floor + top, label, ha="center", va="center", fontsize=9, zorder=4)
             text.set_bbox(dict(boxstyle="round,pad=0.1", facecolor=PAPER, edgecolor="none"))
@@ -146,9 +147,9 @@ def _nothing(run: _Split) -> str:
     return "not measured on this system" if run.traffic.matrix is None else "nothing"
 
 
-def _named(sent: dict[tuple[int, int], float]) -> list[tuple[int, int]]:
-    """The arrows at which a size is written: for arrows of about one size, only the widest; of arrows between
-    neighbours the last, of others the first, so that sizes do not cover each other.
+def _labelled(sent: dict[tuple[int, int], float]) -> list[tuple[int, int]]:
+    """The arrows at which a size is written. Of arrows of about one size this is the widest. Of equally wide
+    arrows it is the last between neighbours, otherwise the first, so that sizes do not cover each other.
     """
     chosen: list[tuple[int, int]] = []
     sizes: list[float] = []
@@ -161,7 +162,7 @@ def _named(sent: dict[tuple[int, int], float]) -> list[tuple[int, int]]:
 
 
 def _left(run: _Split) -> float:
-    """The left edge of a panel: lanes have their names to the left of the first rank."""
+    """The left edge of a panel. The names of lanes are to the left of the first rank."""
     return -0.15 if sum(size > 1 for size in run.sizes.values()) < 2 else -2.6
 
 
@@ -171,8 +172,8 @@ def _name_the_rows(ax, left: float) -> None:
         ax.text(left - 0.1, y, name, ha="right", va="center", fontsize=10, rotation=90)
 
 
-def _in_words(run: _Split) -> str:
-    """The picture in words, for readers who cannot see it."""
+def _as_text(run: _Split) -> str:
+    """The content of a panel as a text, for readers who cannot see it."""
     ranks = range(len(run.kept))
     arrows = ", ".join(
         f"rank {a} sent {human(size)} to rank {b}" for (a, b), size in sent_between(run.traffic).items()

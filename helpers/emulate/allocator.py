@@ -1,13 +1,14 @@
 """A small model of PyTorch's caching allocator: why a GPU can be full while its tensors would fit.
 
-The allocator takes memory from the device in segments and cuts them into blocks. When a tensor is freed it
-keeps the memory, because taking memory from the device again is slow. `allocated` counts the bytes of living
-tensors, `reserved` those of all segments. A tensor gets the smallest free block that is large enough. If
-there is none, the allocator takes a new segment. If the device has no room for it, the allocator first
-returns its free segments. A segment with one living tensor in it cannot be returned.
+The allocator takes memory from the device in segments and cuts them into blocks. When a tensor is freed, the
+allocator keeps its memory, because taking memory from the device again is slow. `allocated` counts the bytes
+of living tensors, `reserved` the bytes of all segments. A tensor gets the smallest free block that is large
+enough. If there is none, the allocator takes a new segment. If the device has no room for a new segment, the
+allocator first returns all segments without a living tensor.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.x, without `expandable_segments`, one
-stream): sizes in `RULES`, best fit, when a block is split, which segments are returned before it gives up.
+stream): the sizes in `RULES`, best fit, when a block is split, and which segments are returned before the
+allocator gives up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from three_axes.table import human
 MIB = 1 << 20
 RULES = {
     "rounding": 512,  # every block is a multiple of this
-    "small": MIB,  # tensors up to this size have segments of their own kind
+    "small": MIB,  # tensors up to this size have small segments
     "small segment": 2 * MIB,
     "middle segment": 20 * MIB,  # for tensors below `large`, so that several share it
     "large": 10 * MIB,  # from this size on a segment is as large as its tensor
@@ -31,7 +32,9 @@ RULES = {
 
 @dataclass(eq=False)
 class Block:
-    """A piece of a segment. key: the tensor in it, or None. requested: the tensor's bytes."""
+    """A piece of a segment. at: its first byte in the segment. size: bytes. key: the tensor in it, None if it
+    is free. requested: the tensor's bytes.
+    """
 
     at: int
     size: int
@@ -41,7 +44,7 @@ class Block:
 
 @dataclass(eq=False)
 class Segment:
-    """A piece of memory taken from the device at once, and the blocks that it is cut into, in order."""
+    """A piece of memory that was taken from the device at once, and its blocks in order."""
 
     size: int
     small: bool
@@ -49,8 +52,9 @@ class Segment:
 
 
 class CachingAllocator:
-    """limit: bytes of the device. unit: all sizes in `RULES` are divided by it, so that a small model's
-    tensors follow the same rules as a large model's: with 1000, a tensor of 1 kB is treated like one of 1 MB.
+    """The allocator of one device. limit: bytes of the device. unit: all sizes in `RULES` are divided by it,
+    so that a small model's tensors follow the same rules as a large model's: with 1000, a tensor of 1 kB is
+    treated like a tensor of 1 MB.
     """
 
     def __init__(self, limit: float, unit: int = 1):
@@ -63,7 +67,7 @@ class CachingAllocator:
         self._home: dict[int, tuple[Segment, Block]] = {}
 
     def take(self, key: int, requested: int) -> None:
-        """Find a block for a tensor. Raises torch.OutOfMemoryError with PyTorch's message."""
+        """Find a block for a tensor of `requested` bytes. Raises torch.OutOfMemoryError."""
         rules = self.rules
         size = max(1, -(-requested // rules["rounding"])) * rules["rounding"]
         small = size <= rules["small"]
@@ -87,9 +91,9 @@ class CachingAllocator:
         self.most_reserved = max(self.most_reserved, self.reserved)
 
     def give(self, key: int) -> None:
-        """Free a tensor's block, and join it with free neighbours. Ignores unknown keys."""
+        """Free a tensor's block, and join it with free neighbours. A key without a block is ignored."""
         if key not in self._home:
-            return  # the tensor that did not fit
+            return  # this tensor did not fit
         segment, block = self._home.pop(key)
         self.allocated -= block.requested
         block.key, block.requested = None, 0

@@ -22,8 +22,8 @@ KINDS = ("parameters", "gradients", "optimizer", "activations and the rest")
 class Budget(Ledger):
     """A rank's ledger of living tensors, with a limit.
 
-    limit: bytes. levels: (when, bytes) at each change. allocator: if set, tensors are placed in it, as on a
-    GPU (`emulate.allocator`).
+    limit: bytes. levels: (time.monotonic(), bytes) after each operation that changed the bytes. allocator: if
+    set, tensors are placed in it, as on a GPU (`emulate.allocator`).
     """
 
     def __init__(self, rank: int, limit: float):

@@ -1,13 +1,13 @@
 """An emulated network: collectives take as long as they would on a described network.
 
-`World(8, fabric=network)` sends every byte for real, over gloo, and then holds the result back until
-the moment when the network would have delivered it:
+`World(8, fabric=network)` sends every byte over gloo, and then holds the result back until the moment when
+the network would have delivered it:
 
-    begins   when the last rank of the group has called the operation and its link is free
+    begins   when all ranks of the group have called the operation, and their lines are free
     ends     later by the time of its hops, one after the other (`three_axes.paper.collectives.hop_by_hop`)
 
-Ranks that wait use no core, so eight of them keep time on two cores. A network faster than this machine
-cannot be emulated: `Traffic.late` counts the operations whose real bytes arrived after the emulated time.
+Ranks that wait use no core, so eight ranks keep time on two cores. A network faster than this machine cannot
+be emulated: `Traffic.late` counts the operations whose real bytes arrived after the emulated time.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from three_axes.paper import Network, crosses, hop_by_hop
 
 from .uplink import Oversubscribed, Uplink, leaving, shared
 
-SLOTS = 1 << 14  # times of arrival that are kept, for each group and rank
-ROOTED = ("broadcast", "scatter")  # here a rank may be done before other ranks have called the operation
+SLOTS = 1 << 14  # moments of calls that are kept, for each group and rank
+ROOTED = ("broadcast", "scatter")  # operations that a rank may end before other ranks have called them
 
 
 class Lost(RuntimeError):
@@ -50,12 +50,13 @@ class Ticket(NamedTuple):
     """An operation that this rank has called."""
 
     op: str
-    came: float
+    called: float  # time.monotonic()
     duration: float  # seconds, on that network
     # The line that the operation keeps busy: links inside a node, or ports between nodes. Sends and receives
     # have lines of their own.
     line: str
-    # Returns when the last rank that the operation needs called it; to be asked after the real operation.
+    # Returns the moment at which the last of the needed ranks called the operation. Call it after the real
+    # operation has ended.
     awaited: Callable[[], float]
     # On an oversubscribed network: the operation's number, and the bytes that it sends out of each node.
     key: int
@@ -71,13 +72,15 @@ class Fabric:
     def __init__(self, network: Network, folder: str, generation: int):
         self.network, self.folder, self.generation = network, folder, generation
         self.late = 0
-        self.failed: dict[dist.Work, Exception] = {}  # operations whose connection was cut while held back
-        self._arrivals: dict[str, np.ndarray] = {}  # when each rank of a group called its k-th operation
+        self.failed: dict[dist.Work, Exception] = {}  # the errors of real operations, by the Work held back
+        self._calls: dict[str, np.ndarray] = {}  # when each rank of a group called its k-th operation
         self._uplinks: dict[int, Uplink] = {}
         self._counts: Counter[tuple] = Counter()
         self._streams: dict[str, queue.SimpleQueue] = {}
-        self._queued: dict[str, float] = {}  # line -> until when it is busy with operations called so far
-        self._busy: dict[str, float] = {}  # line -> until when it was busy with operations that have ended
+        # The moment until which each line is busy, with the operations called so far, and with those whose
+        # real part has ended.
+        self._queued: dict[str, float] = {}
+        self._busy: dict[str, float] = {}
         self.awaited_in_python: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._lock, self._closed = threading.Lock(), threading.Event()
 
@@ -87,38 +90,40 @@ class Fabric:
         """Announce to the other ranks that this rank calls `op` now; to be called before `op` begins.
 
         group: its name. members: its ranks in the world's numbers. me: this rank's index among them. peer:
-        the index of the root or partner.
+        the index of the root or partner. payload: bytes, as `hop_by_hop` takes them.
         """
-        alone = op in ("send", "recv")
+        is_message = op in ("send", "recv")
         pair = (peer, me) if op == "recv" else (me, peer)
-        key = (group, *pair, tag) if alone else (group,)
+        key = (group, *pair, tag) if is_message else (group,)
         self._counts[op == "recv", key] += 1
         k = self._counts[op == "recv", key]
-        if alone:
+        if is_message:
             k = hash((k, *pair, tag))  # a slot for each message, in whatever order the tags are used
-        if group not in self._arrivals:
+        if group not in self._calls:
             plain = "".join(c if c.isalnum() else "-" for c in group)
             path = os.path.join(self.folder, f"arrivals-{self.generation}-{plain}")
-            self._arrivals[group] = shared(path, "f8", (len(members), SLOTS))
+            self._calls[group] = shared(path, "f8", (len(members), SLOTS))
         needs = {"send": [me], "recv": [peer]}.get(op, [me, peer] if op in ROOTED else slice(None))
-        ranks = [members[i] for i in pair] if alone else members
+        ranks = [members[i] for i in pair] if is_message else members
         far = crosses(ranks, self.network.gpus_per_node)
-        line = ("ports" if far else "links") + (f" {op}" if alone else "")
-        kind = "send" if alone else op
+        line = ("ports" if far else "links") + (f" {op}" if is_message else "")
+        kind = "send" if is_message else op
         duration = hop_by_hop(kind, payload, tuple(ranks), self.network)
-        arrivals, came = self._arrivals[group][:, k % SLOTS], time.monotonic()
+        calls, called = self._calls[group][:, k % SLOTS], time.monotonic()
         if op != "recv":
             with self._lock:
-                ready = max(came, self._queued.get(line, 0.0))
+                ready = max(called, self._queued.get(line, 0.0))
                 self._queued[line] = ready + duration
-            arrivals[me] = ready
+            calls[me] = ready
         shares = far and isinstance(self.network, Oversubscribed)
         leaves = leaving(kind, payload, ranks, self.network) if shares else {}
         number = zlib.crc32(repr((key, k)).encode())
-        return Ticket(op, came, duration, line, lambda: float(max(arrivals[needs])), number, leaves)
+        return Ticket(op, called, duration, line, lambda: float(max(calls[needs])), number, leaves)
 
     def hold(self, ticket: Ticket, group: str, work: dist.Work, result) -> dist.Work:
-        """A Work that ends at the emulated time of `work`. result: the value for its future."""
+        """A Work that ends when the emulated network would have ended `work`. result: the value of its
+        future. After `close()` it is `work` itself.
+        """
         if self._closed.is_set():
             return work
         future = torch.futures.Future()
@@ -131,12 +136,12 @@ class Fabric:
                     begins = max(ticket.awaited(), self._busy.get(ticket.line, 0.0))
                     until = self._busy_until(ticket.line, begins + ticket.duration)
                     uplinks = [(self._uplink(node), size) for node, size in ticket.leaves.items()]
-                self.late += time.monotonic() > max(until, ticket.came) + 0.001
+                self.late += time.monotonic() > max(until, ticket.called) + 0.001
                 for uplink, size in uplinks:
                     uplink.enter(ticket.key, begins, size)
                 while (left := until - time.monotonic()) > 0 and not self._closed.is_set():
                     self._closed.wait(min(left, threading.TIMEOUT_MAX))
-                    for uplink, _ in uplinks:  # operations that started since then may have slowed it down
+                    for uplink, _ in uplinks:  # operations that have started meanwhile may slow this one down
                         until = max(until, uplink.until(ticket.key))
                     with self._lock:
                         self._busy_until(ticket.line, until)
@@ -149,7 +154,7 @@ class Fabric:
             finally:
                 future.set_result(result)
 
-        if ticket.op in ("send", "recv"):  # not in the stream: the partner of an earlier one may come later
+        if ticket.op in ("send", "recv"):  # the stream would block: an earlier message may end later
             OwnThread(end).start()
         else:
             self._stream(group).put(end)
@@ -167,7 +172,7 @@ class Fabric:
         return self._uplinks[node]
 
     def _stream(self, group: str) -> queue.SimpleQueue:
-        """The queue of one group: its collectives run one after the other, as on a device's stream."""
+        """The queue of one group: its collectives end one after the other, as on a device's stream."""
         if group not in self._streams:
             stream = self._streams[group] = queue.SimpleQueue()
 

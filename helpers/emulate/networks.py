@@ -10,8 +10,8 @@ ETHERNET = Network(
 
 
 def nodes(name: str, ranks: int, link: float, port: float, latency: float = 5e-4) -> Network:
-    """A network of nodes with `ranks` ranks each. link, port: bytes a second of a rank, inside a node and out
-    of it. latency: seconds of a message between nodes; inside a node it is 0.1 ms.
+    """A network of nodes with `ranks` ranks each. link, port: bytes/s that a rank sends inside its node, and
+    out of it. latency: seconds of a message between nodes; inside a node it is 0.1 ms.
     """
     latencies = dict(intra_node_latency=1e-4, inter_node_latency=latency)
     speeds = dict(intra_node_bandwidth=link, inter_node_bandwidth=port)

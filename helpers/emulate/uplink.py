@@ -1,7 +1,7 @@
-"""A shared resource on an emulated network: a node's uplink, through which all of its ports send.
+"""A node's uplink on an emulated network: all ports of the node send through it.
 
 An oversubscribed switch carries less than a node's ports could send together. Operations that leave a node at
-the same time share its uplink evenly, so each takes longer the more of them there are.
+the same time share its uplink evenly, so each takes longer if there are more of them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from three_axes.paper import Network, algorithmic_bytes
 
 SLOTS = 1 << 12  # operations that are kept
 RECENT = 64  # the last of them, which may still be in transfer
-PASSING = np.dtype([("key", "u8"), ("start", "f8"), ("size", "f8")])
+TRANSFER = np.dtype([("key", "u8"), ("start", "f8"), ("size", "f8")])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Oversubscribed(Network):
     """A network for `World(n, fabric=…)` with a switch that passes less than the ports could send.
 
-    uplink_bandwidth: bytes/s of all ports of a node together, in one direction. In the planner's terms, when
-    all ports send, each has a smaller `inter_node_bandwidth`.
+    uplink_bandwidth: bytes/s of all ports of a node together, in one direction. Raises ValueError below
+    100 kB/s. (The planner has no such term: there each port has a smaller `inter_node_bandwidth`.)
     """
 
     uplink_bandwidth: float
@@ -37,8 +37,8 @@ class Oversubscribed(Network):
 
 
 def leaving(op: str, payload: float, ranks: Sequence[int], network: Network) -> dict[int, float]:
-    """Bytes that an operation among `ranks` sends out of each node that it leaves. A ring has one hop out of
-    each node; an all-to-all sends from each rank to each rank outside the node.
+    """Node -> bytes that an operation among `ranks` sends out of it. `ranks` are on several nodes. A ring has
+    one hop out of each node; an all-to-all sends from each rank to each rank outside the node.
     """
     nodes = [rank // network.gpus_per_node for rank in ranks]
     n, out = len(ranks), {}
@@ -53,22 +53,22 @@ def leaving(op: str, payload: float, ranks: Sequence[int], network: Network) -> 
     return out
 
 
-def passed(passing: Sequence[tuple[float, float]], bandwidth: float) -> list[float]:
-    """For each (start, bytes), in the order given, when its transfer ends (seconds), if at every moment the
-    running transfers share `bandwidth` evenly.
+def ends_of(transfers: Sequence[tuple[float, float]], bandwidth: float) -> list[float]:
+    """When each transfer ends, in seconds, if at every moment the running transfers share `bandwidth` evenly.
+    transfers: (start, bytes) of each; the result has their order.
     """
-    left, ends, now = {}, [0.0] * len(passing), 0.0
-    coming = sorted(range(len(passing)), key=lambda i: passing[i][0])
+    left, ends, now = {}, [0.0] * len(transfers), 0.0
+    coming = sorted(range(len(transfers)), key=lambda i: transfers[i][0])
     while left or coming:
         if not left:
-            now = passing[coming[0]][0]
-        while coming and passing[coming[0]][0] <= now:
+            now = transfers[coming[0]][0]
+        while coming and transfers[coming[0]][0] <= now:
             first = coming.pop(0)
-            left[first] = passing[first][1]
+            left[first] = transfers[first][1]
         least = min(left.values())
         until = now + least * len(left) / bandwidth
-        if coming and passing[coming[0]][0] < until:  # another starts before one of these ends
-            until = passing[coming[0]][0]
+        if coming and transfers[coming[0]][0] < until:  # another transfer starts before one of these ends
+            until = transfers[coming[0]][0]
             least = (until - now) * bandwidth / len(left)
         left, now = {i: size - least for i, size in left.items()}, until
         for i in [i for i, size in left.items() if size <= 0]:
@@ -78,23 +78,23 @@ def passed(passing: Sequence[tuple[float, float]], bandwidth: float) -> list[flo
 
 
 def shared(path: str, kind: str | np.dtype, shape: int | tuple[int, ...]) -> np.ndarray:
-    """An array in a memory-mapped file: all ranks that use the same path share it; it starts with zeros."""
+    """An array in a memory-mapped file, at first of zeros. All ranks that use the same path share it."""
     with open(path, "ab") as file:
         file.truncate(np.dtype(kind).itemsize * int(np.prod(shape)))
     return np.asarray(np.memmap(path, kind, "r+", shape=shape))
 
 
 class Uplink:
-    """The uplink of one node: which transfers started, and when."""
+    """The uplink of one node. Its file has the key, start and bytes of the transfers that have started."""
 
     def __init__(self, path: str, bandwidth: float):
         self.bandwidth, self.lock = bandwidth, threading.Lock()
-        self.slots, self.count = shared(path, PASSING, SLOTS), shared(f"{path}-count", "u8", 1)
-        self.file = open(path, "r+b")  # to lock it
+        self.slots, self.count = shared(path, TRANSFER, SLOTS), shared(f"{path}-count", "u8", 1)
+        self.file = open(path, "r+b")  # for the lock
 
     def enter(self, key: int, start: float, size: float) -> None:
         """Record that a transfer starts. Each of its ranks calls this; only the first call counts."""
-        with self.lock:  # other threads of this rank; the file's lock keeps out other ranks
+        with self.lock:  # this keeps out other threads of this rank, the file's lock other ranks
             fcntl.lockf(self.file, fcntl.LOCK_EX)
             try:
                 if key not in self._recent()["key"]:
@@ -104,9 +104,9 @@ class Uplink:
                 fcntl.lockf(self.file, fcntl.LOCK_UN)
 
     def until(self, key: int) -> float:
-        """When that transfer ends, given the transfers that have started so far."""
+        """When the transfer ends, given the transfers that have started so far; 0 if it is not known."""
         recent = self._recent()
-        ends = passed([(float(p["start"]), float(p["size"])) for p in recent], self.bandwidth)
+        ends = ends_of([(float(p["start"]), float(p["size"])) for p in recent], self.bandwidth)
         return max((end for p, end in zip(recent, ends) if p["key"] == key), default=0.0)
 
     def _recent(self) -> np.ndarray:

@@ -13,9 +13,9 @@ and updated weights are the twin's.
     pipeline   pipeline (PP)    1/p of the blocks               activations at the stages' boundaries
     grid       all three        1/(t·p) of the blocks           all of the above, each in its own group
 
-`tensor_plan` is the tensor split as a plan for DTensor. Each file reads top to bottom. The letters are those
-of the course: b sequences, s tokens each, h hidden, a heads; d, t, p the sizes of data, tensor and pipeline
-parallelism; m microbatches.
+`three_axes.trace` has the tensor split as a plan for DTensor. Each file is read from top to bottom. The
+letters are those of the course: b sequences of s tokens, hidden size h, a heads; d, t, p the sizes of data,
+tensor and pipeline parallelism; m microbatches.
 """
 
 from .context import (

@@ -1,4 +1,4 @@
-"""A backward in two parts: I computes the gradient of the stage's input, for which another stage waits. W
+"""A backward in two parts. I computes the gradient of the stage's input, for which another stage waits. W
 computes the gradients of the weights, for which no stage waits.
 """
 

@@ -1,6 +1,6 @@
 """Context parallelism: every rank holds some tokens of every sequence, in all layers, and the whole model.
 
-Norms, MLPs and the head work on each token alone. In attention a query must meet the keys of other ranks:
+Norms, MLPs and the head work on each token alone. In attention a query needs the keys of other ranks too:
 
               forward                                backward
     gather    all-gather of K and V                  reduce-scatter of their gradients
@@ -23,20 +23,20 @@ from .tensor import conjugate, gather_sequence
 
 
 def contiguous(s: int, c: int) -> list[torch.Tensor]:
-    """Chunks in order: rank 0 has the first s/c tokens."""
+    """The positions of each rank's tokens, in order: rank 0 has the first s/c."""
     return list(torch.arange(s).chunk(c))
 
 
 def zigzag(s: int, c: int) -> list[torch.Tensor]:
-    """The positions of each rank's tokens: of 2c chunks, rank r has chunk r from the front and chunk r from
-    the end.
+    """The positions of each rank's tokens: of 2c chunks, rank r has chunk r counted from the front and chunk
+    r counted from the end.
     """
     chunks = torch.arange(s).chunk(2 * c)
     return [torch.cat([chunks[r], chunks[2 * c - 1 - r]]) for r in range(c)]
 
 
 def sees(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """The causal mask from positions: whether each of my tokens may look at each of theirs."""
+    """The causal mask, (mine, theirs): whether the token at each of my positions may see each of theirs."""
     return mine[:, None] >= theirs
 
 
@@ -51,13 +51,13 @@ def attend(q, k, v, mask):
 
 
 def merge(y1, lse1, y2, lse2):
-    """What `attend` would return for both sets of keys together. At least one lse is finite."""
+    """What `attend` would return for two sets of keys together. Of a query's lse at least one is finite."""
     lse = torch.logaddexp(lse1, lse2)
     return y1 * (lse1 - lse).exp() + y2 * (lse2 - lse).exp(), lse
 
 
 def attend_backward(dy, y, q, k, v, mask, lse):
-    """(dq, dk, dv) from one part of the keys. y and lse are those of all keys."""
+    """(dq, dk, dv) for one part of the keys. y and lse are the results of attention over all keys."""
     shared = q.shape[1] // k.shape[1]
     wide_k, wide_v = (x.repeat_interleave(shared, 1) for x in (k, v))
     scale = q.shape[-1] ** -0.5
@@ -68,7 +68,7 @@ def attend_backward(dy, y, q, k, v, mask, lse):
 
 
 def gather_attention(q, k, v, places, group=None, attend=attend):
-    """Every rank fetches all of K and V. attend: computes attention; a caller may wrap it, to time it."""
+    """Every rank gathers all of K and V. attend: computes attention; a caller may wrap it, to time it."""
     k, v = (gather_sequence(x.transpose(1, 2), group).transpose(1, 2) for x in (k, v))
     return attend(q, k, v, sees(places[dist.get_rank(group)], torch.cat(places)))[0]
 
@@ -89,12 +89,12 @@ class _Ring(torch.autograd.Function):
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         held, y, lse = (k, v), None, None
         for hop in range(size):
-            come = _pass_on(held, group) if hop < size - 1 else None  # while this rank computes
+            wait_kv = _pass_on(held, group) if hop < size - 1 else None  # sent while this rank computes
             mask = sees(places[rank], places[rank - hop])  # these keys belong to the rank `hop` places before
             if mask.any():
                 part = attend(q, *held, mask)
                 y, lse = part if y is None else merge(y, lse, *part)
-            held = come() if come else None
+            held = wait_kv() if wait_kv else None
         ctx.save_for_backward(q, k, v, y, lse)
         ctx.places, ctx.group = places, group
         return y
@@ -103,21 +103,21 @@ class _Ring(torch.autograd.Function):
     def backward(ctx, dy):
         q, k, v, y, lse = ctx.saved_tensors
         rank, size = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
-        held, dq, bring = (k, v), torch.zeros_like(q), lambda: (torch.zeros_like(k), torch.zeros_like(v))
+        held, dq, wait_sums = (k, v), torch.zeros_like(q), lambda: (torch.zeros_like(k), torch.zeros_like(v))
         for hop in range(size):
-            come = _pass_on(held, ctx.group) if hop < size - 1 else None
-            sums = bring()  # the gradients of these keys that the previous ranks have added up
+            wait_kv = _pass_on(held, ctx.group) if hop < size - 1 else None
+            sums = wait_sums()  # the gradients of these keys and values that the previous ranks have added up
             mask = sees(ctx.places[rank], ctx.places[rank - hop])
             if mask.any():
                 more, *of_held = attend_backward(dy, y, q, *held, mask, lse)
                 dq, sums = dq + more, [a + b for a, b in zip(sums, of_held)]
-            bring = _pass_on(sums, ctx.group)
-            held = come() if come else None
-        return dq, *bring(), None, None, None
+            wait_sums = _pass_on(sums, ctx.group)
+            held = wait_kv() if wait_kv else None
+        return dq, *wait_sums(), None, None, None
 
 
 def ring_attention(q, k, v, places, group=None, attend=attend):
-    """K and V go round the ring. At each hop, a rank merges the result for the keys that it holds then."""
+    """K and V go round the ring. At each hop a rank attends to the keys that it holds, and merges."""
     return _Ring.apply(q, k, v, places, group, attend)
 
 
@@ -133,7 +133,9 @@ exchange_back = conjugate(lambda x, group: _swap(x, 2, 1, group), lambda x, grou
 
 
 def exchange_attention(q, k, v, places, group=None, attend=attend):
-    """Every rank gets all tokens of its heads; if k and v have fewer heads than ranks, they are repeated."""
+    """Every rank gets all tokens of its heads. If there are fewer heads of k and v than ranks, they are
+    repeated. Raises ValueError if the ranks do not divide the heads of q.
+    """
     c, order = dist.get_world_size(group), torch.cat(places)
     if q.shape[1] % c:
         raise ValueError(f"{q.shape[1]} heads do not divide by {c} ranks; gather, or go round")

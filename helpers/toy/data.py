@@ -19,14 +19,14 @@ def share_weights(model: nn.Module, group=None) -> None:
 
 
 def my_share(tensor, rank: int, size: int):
-    """The rows of `tensor` for `rank` of `size` ranks. If the rows do not divide, each of the first ranks has
-    one row more.
+    """The rows of `tensor` for `rank` of `size` ranks. If the rows do not divide, some of the first ranks
+    have one row more.
     """
     return torch.tensor_split(tensor, size)[rank]
 
 
 def average_gradients(model: nn.Module, group=None) -> None:
-    """One all-reduce over all gradients, laid end to end, then divide: the mean of the ranks' gradients."""
+    """Make the gradients the ranks' mean: one all-reduce of all, laid end to end, then a division."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     flat = parameters_to_vector(gradients)
     dist.all_reduce(flat, group=group)
@@ -36,9 +36,9 @@ def average_gradients(model: nn.Module, group=None) -> None:
 def data_parallel_step(model: nn.Module, tokens, targets, group=None, average=average_gradients) -> float:
     """`twin_step` with the batch split over the ranks of `group`. Returns the loss of this rank's share.
 
-    average(model, group): called after backward, to make the gradients the ranks' mean.
-    The mean of the ranks' losses is the twin's. Raises ValueError if the batch does not divide:
-    the mean over unequal shares would be another loss.
+    average(model, group): is called after backward, to make the gradients the ranks' mean.
+    The mean of the ranks' losses is the twin's loss. Raises ValueError if the batch does not divide by the
+    ranks: with unequal shares the mean would be another loss.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if len(tokens) % size:
@@ -57,8 +57,8 @@ def overlap_gradients(model: nn.Module, bucket: float = 1e6, group=None) -> Call
 
     Backward computes the last layer's gradients first, so their all-reduce runs during the backward of the
     layers before it. Returns finish(), to be called after backward and before the optimizer: it sends the
-    rest, waits for all, and writes the means into the gradients. All ranks run the same backward in the same
-    order, so they also start the same all-reduces in the same order.
+    rest, waits for all, and writes the means into the gradients. All ranks run the same backward, so they
+    start the same all-reduces in the same order.
     """
     size = dist.get_world_size(group)
     ready: list[nn.Parameter] = []

@@ -1,13 +1,14 @@
 """Expert parallelism: a router sends each token to k of E experts, and the experts are shared out over ranks.
 
-    count       how many of its tokens each rank sends to each expert; an all-to-all of these numbers
-    dispatch    all-to-all: every token goes to the ranks of its experts; in backward, its gradient comes back
+    count       all-to-all of numbers: how many of its tokens each rank sends to each expert
+    dispatch    all-to-all: every token is sent to the ranks of its experts; in backward, its gradient back
     compute     each rank runs its E/ep experts on the rows that it has received
     combine     all-to-all the other way; then each token sums its k answers, weighted by the router
 
-ep is the size of expert parallelism, T a rank's tokens. Dispatch brings T·k rows of h numbers, of which
-(ep-1)/ep leave the rank if the router is even. Softmax over all experts, then top-k, weights divided by
-their sum: as in Mixtral (Jiang et al. 2024). The bias is DeepSeek-V3's (Wang et al. 2024).
+ep is the size of expert parallelism, T a rank's number of tokens. Dispatch sends T·k rows of h numbers, of
+which (ep-1)/ep leave the rank if every expert gets equally many tokens. As in Mixtral (Jiang et al. 2024),
+the router computes a softmax over all experts, takes the top k, and divides their weights by their sum. The
+bias is DeepSeek-V3's (Wang et al. 2024).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .model import MLP
 
 
 class Experts(nn.Module):
-    """E expert MLPs and a router, in place of one MLP. Run in one process, it is the twin.
+    """E expert MLPs and a router, in place of one MLP. In one process this layer is the twin.
 
     k: experts of each token. bias: added to the scores to choose experts, but not to weight their answers.
     """
@@ -131,5 +132,5 @@ def average_expert_gradients(layer: Experts, dp, edp) -> None:
 
 
 def even_out(layer: Experts, load, rate: float) -> None:
-    """Move the bias a step: up for experts with less than the mean load, down for those with more."""
+    """Move the bias by `rate`: up for experts with less than the mean load, down for experts with more."""
     layer.bias += rate * torch.sign(load.float().mean() - load)

@@ -5,8 +5,8 @@
     free i      free the whole weights; this rank's shard stays
     reduce i    begin a reduce-scatter of layer i's gradients, and free the whole gradients
 
-A step is an *order* of these, the same on every rank: `fsdp_order` makes PyTorch's, `run_order` runs any
-order.
+A step is a list of these, an *order*, the same on every rank: `fsdp_order` makes PyTorch's order, `run_order`
+runs any order.
 With a second group, `replicate`, weights are cut over `shard` alone, and gradients' shards are all-reduced
 over `replicate` (HSDP, hybrid sharding). After Zhao et al. 2023; PyTorch's `fully_shard` does it in hooks.
 """
@@ -27,7 +27,7 @@ from .zero import Unit, trainable
 
 
 class Layer(Unit):
-    """A module: whole from `gather` to `free`, else a shard. `arrive` and `finish` wait for transfers."""
+    """A module, whole from `gather` to `free`, else a shard. `arrive` and `finish` wait for transfers."""
 
     def __init__(self, module: nn.Module, parameters: list[nn.Parameter], shard=None, replicate=None):
         super().__init__(parameters, shard)
@@ -73,7 +73,7 @@ class Layer(Unit):
         self.reducing = reduce_scatter(self.mine, self.gradients, group=self.group, async_op=True)
 
     def replicas(self) -> None:
-        """Wait for the reduce-scatter, then begin to sum the shard over the ranks that hold the same one."""
+        """Wait for the reduce-scatter, then begin to sum the shard over the ranks with the same shard."""
         if self.gradients is not None:
             self.reducing.wait()
             self.gradients = None
@@ -81,7 +81,7 @@ class Layer(Unit):
                 self.reducing = dist.all_reduce(self.mine, group=self.replicate, async_op=True)
 
     def finish(self) -> None:
-        """Wait for the transfers, and add the mean to shard.grad."""
+        """Wait for the transfers of gradients, and add the ranks' mean to shard.grad."""
         self.replicas()
         if self.mine is not None:
             self.reducing.wait()
@@ -96,10 +96,11 @@ def shard_layers(model: nn.Sequential, shard=None, replicate=None) -> list[Layer
 
 
 def fsdp_order(n: int, m: int = 1, prefetch: int = 1, reshard: bool = True, hold: bool = False):
-    """One step of n layers and m microbatches, as a list of (what, layer, microbatch). prefetch: how many
-    layers are gathered early. reshard: whether weights are freed after forward and gathered again for
-    backward (`reshard_after_forward`). hold: keep weights and gradients whole from a microbatch's backward to
-    the next forward, reduce once (`set_reshard_after_backward`, `set_requires_gradient_sync`: both False).
+    """One step of n layers and m microbatches, as a list of (what, layer, microbatch). prefetch: number of
+    layers that are gathered before they are needed. reshard: whether weights are freed after forward and
+    gathered again for backward (`reshard_after_forward`). hold: whether weights and gradients stay whole from
+    a microbatch's backward to the next forward, and gradients are reduced once, after the last backward
+    (`set_reshard_after_backward`, `set_requires_gradient_sync`: both False).
     """
     order, whole = [], set()
 
@@ -124,10 +125,11 @@ def fsdp_order(n: int, m: int = 1, prefetch: int = 1, reshard: bool = True, hold
 
 
 def run_order(layers: list[Layer], order, tokens, targets, around: Callable = lambda *_: nullcontext()):
-    """`twin_step` in shards, on this rank's tokens. Returns their loss; the ranks' mean gradients are in each
-    shard.grad. around(what, layer, microbatch): a context in which each line of the order runs, to time it or
-    to slow it down. Raises RuntimeError for weights that are not gathered, ValueError if m does not divide
-    the tokens."""
+    """`twin_step` in shards, on this rank's tokens (b, s). Returns their loss; the ranks' mean gradients are
+    in each shard.grad. around(what, layer, microbatch): a context in which each line of the order runs, to
+    time it or to slow it down. Raises RuntimeError for weights that are not gathered, ValueError if the
+    microbatches do not divide the sequences.
+    """
     if len(tokens) % (m := 1 + max(k for *_, k in order)):
         raise ValueError(f"{len(tokens)} sequences do not divide by {m} microbatches")
     parts, kept, upstream = list(zip(tokens.chunk(m), targets.chunk(m))), {}, {}

@@ -15,9 +15,10 @@ from .tensor import split_width, sum_norm_gradients
 
 
 def grid_groups(d: int, p: int, t: int, order: Sequence[str] = ("pp", "dp", "tp")) -> DeviceMesh:
-    """The world as a grid: rank = (j·d + i)·t + k for the coordinates j along pp, i along dp, k along tp.
+    """The world as a grid. order: the axes from the outermost to the innermost. By default tp is innermost,
+    so its groups are neighbouring ranks: rank = (j·d + i)·t + k for the coordinates j along pp, i along dp, k
+    along tp.
 
-    order: the axes from the outermost to the innermost. tp is innermost: its groups are neighbouring ranks.
     `grid["tp"].get_group()` is this rank's group along tp. Raises ValueError unless d·p·t is the number of
     ranks.
     """

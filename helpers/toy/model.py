@@ -1,4 +1,4 @@
-"""The model: a transformer of four blocks, small enough for a laptop and shaped like a large one."""
+"""The model: a transformer, by default of four blocks, small enough for a laptop, shaped like a large one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VOCABULARY = 256  # a token is a byte
 
 
 class Attention(nn.Module):
-    """Causal self-attention. The columns of q, k and v belong to heads: h/a of them each."""
+    """Causal self-attention. Of the columns of q, k and v, each head has h/a."""
 
     def __init__(self, hidden: int, heads: int):
         super().__init__()
@@ -29,8 +29,8 @@ class Attention(nn.Module):
         return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
 
     def attend(self, q, k, v):
-        """Attention to the tokens on this rank. Context parallelism replaces this function by one that also
-        fetches the keys and values of other ranks.
+        """Attention to the tokens on this rank. Context parallelism replaces this function by another, which
+        also gathers the keys and values of other ranks.
         """
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -63,9 +63,9 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token ids to vectors: a vector for the token, plus one for its position: 0, 1, 2, …, or `places`."""
+    """Token ids to vectors: the sum of a vector for the token and a vector for its position."""
 
-    places: torch.Tensor | None = None  # (s,), the tokens' positions in the text
+    places: torch.Tensor | None = None  # (s,), the tokens' positions in the text; None: 0, 1, 2, …
 
     def __init__(self, hidden: int, seq_len: int, vocabulary: int = VOCABULARY):
         super().__init__()
@@ -78,7 +78,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """Vectors to a score for each possible next token."""
+    """From each vector the scores of all possible next tokens."""
 
     def __init__(self, hidden: int, vocabulary: int = VOCABULARY):
         super().__init__()
@@ -90,12 +90,12 @@ class Head(nn.Module):
 
 
 class ToyTransformer(nn.Sequential):
-    """embedding, four blocks, head: 12h² parameters a block, plus those of embedding and head.
+    """Embedding, blocks, head. A block has 12h² + 4h parameters: its matrices and its norms.
 
-    hidden: a multiple of `heads`. heads: a multiple of 4, so that four ranks can share them. seq_len: the
-    longest text it can read. seed: for the initial weights; equal seeds give equal twins. tied: whether the
-    head uses the embedding's matrix. vocabulary: the number of different tokens. Raises ValueError for sizes
-    that do not fit.
+    hidden: h, a multiple of `heads`. heads: a multiple of 4, so that four ranks can share them. layers: the
+    number of blocks. seq_len: the most tokens of a text. seed: for the initial weights; equal seeds give
+    equal twins. tied: whether the head uses the embedding's matrix. vocabulary: the number of different
+    tokens. Raises ValueError for heads or a hidden size that do not fit.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ToyTransformer(nn.Sequential):
             blocks = (Block(hidden, heads) for _ in range(layers))
             super().__init__(Embedding(hidden, seq_len, vocabulary), *blocks, Head(hidden, vocabulary))
         self.hidden, self.heads, self.seq_len, self.tied = hidden, heads, seq_len, tied
-        self.token_parts = 1  # sequence parallelism cuts the tokens between blocks into so many parts
+        self.token_parts = 1  # number of parts into which sequence parallelism cuts the tokens between blocks
         if tied:
             self[-1].score.weight = self[0].token.weight
 

@@ -1,4 +1,4 @@
-"""Timed stand-ins for compute. Many ranks cannot compute at once on few cores, but they can all sleep at
+"""Pauses in place of computation. Many ranks cannot compute at once on few cores, but they can all sleep at
 once, as if each had a device of its own. Their compute time is emulated; their messages are real.
 """
 
@@ -29,10 +29,11 @@ class _Pause(torch.autograd.Function):
 
 
 def pace(module: nn.Module, forward: float, backward: float) -> nn.Module:
-    """Make forward and backward of `module` take that many seconds longer, without using a core. Returns it.
+    """Make forward and backward of `module` take `forward` and `backward` seconds longer, without using a
+    core. Returns `module`.
 
-    The wait is at the beginning of forward and of backward, so `module` sends after its wait, as after
-    compute.
+    The pause is at the beginning of forward and of backward, so `module` sends after its pause, as it would
+    after computing.
     """
     module.register_forward_pre_hook(lambda _, args: (_Pause.apply(args[0], forward, 0, 0), *args[1:]))
     module.register_forward_hook(lambda _, args, y: _Pause.apply(y, 0, backward, 0))
@@ -44,7 +45,7 @@ class StandIn(nn.Module):
     and W. B takes the seconds of I and W together.
     """
 
-    hidden, token_parts = VOCABULARY, 1  # so wide, the last stage's output has the shape of scores
+    hidden, token_parts = VOCABULARY, 1  # with this width the last stage's output has the shape of scores
 
     def __init__(self, forward: float, input: float, weight: float):
         super().__init__()

@@ -14,8 +14,8 @@ from .model import ToyTransformer, loss_of
 
 
 def stage_of(model: ToyTransformer, stage: int, stages: int) -> nn.Sequential:
-    """Stage number `stage` of `stages`: its share of the blocks, with the embedding on the first and the head
-    on the last.
+    """Stage number `stage` of `stages`: its share of the blocks; the first stage also has the embedding, the
+    last the head.
 
     Raises ValueError if `stages` does not divide the number of blocks.
     """
@@ -53,7 +53,7 @@ def pipeline_step(stage: nn.Sequential, tokens, targets, group=None) -> float | 
     else:
         x = torch.empty(*tokens.shape, stage.hidden, dtype=next(stage.parameters()).dtype)
         dist.recv(x, group_src=rank - 1, group=group)
-        x.requires_grad_()  # so that backward leaves us a gradient to send
+        x.requires_grad_()  # so that backward computes a gradient to send
     y = stage(x)
     if rank == last:
         loss = loss_of(y, targets)
@@ -97,15 +97,15 @@ def run_schedule(
 
     chunks: stage number -> module. ops: this rank's operations in order, each with a kind (F forward, B
     backward, I the part of backward that finds the input's gradient, W the part that finds the weights'), a
-    microbatch and a stage. rank_of[stage]: the rank of `group` that holds it. microbatches, targets: the
-    batch cut into m equal pieces. around(op): a context in which each operation runs, to time it for example.
-    Returns the mean loss on the rank of the last stage, None on the others. Gradients are those of the whole
-    batch.
+    microbatch and a stage. rank_of[stage]: the rank of `group` that holds the stage. microbatches, targets:
+    the batch cut into m equal pieces. around(op): a context in which each operation runs, to time it for
+    example. Returns the mean loss on the rank of the last stage, None on the others. Gradients are those of
+    the whole batch.
     """
     rank, last, m = dist.get_rank(group), len(rank_of) - 1, len(microbatches)
     kept, here, sending, later, losses = {}, {}, [], {}, []
 
-    def hand_on(kind: str, i: int, stage: int, to: int, tensor) -> None:
+    def pass_on(kind: str, i: int, stage: int, to: int, tensor) -> None:
         if rank_of[to] == rank:
             here[kind, i, stage] = tensor
         else:
@@ -135,7 +135,7 @@ def run_schedule(
                     losses.append(y.item())
             kept[i, stage] = x, y
             if stage < last:
-                hand_on("F", i, stage, stage + 1, y.detach())
+                pass_on("F", i, stage, stage + 1, y.detach())
         elif op.kind == "W":
             with around(op):
                 for job in later.pop((i, stage)):
@@ -147,7 +147,7 @@ def run_schedule(
                 y.backward(dy)
                 del y  # frees what autograd saved for this backward
             if stage > 0:
-                hand_on("B", i, stage, stage - 1, x.grad)
+                pass_on("B", i, stage, stage - 1, x.grad)
     for work in sending:
         work.wait()
     for stage, module in chunks.items():

@@ -1,7 +1,7 @@
-"""Tensor parallelism cuts every matrix of a block over the ranks. Sequence parallelism cuts the activations
-between the matrices.
+"""Tensor parallelism cuts every matrix of a block over the ranks: in attention and in the MLP a column cut
+and the row cut after it are a pair. Sequence parallelism cuts the activations between the pairs.
 
-Each row is a function. The functions come in pairs: the forward of the first is the backward of the second.
+Each row is a function. Two rows belong together: the forward of the first is the backward of the second.
 
                       forward                          backward
     copy_to_tp        nothing                          all-reduce            f of Megatron-LM
@@ -63,7 +63,7 @@ def reduce_from_tp(y, group=None):
     return _ReduceFromTP.apply(y, group)
 
 
-# -- sequence parallelism: b·s·h numbers between the pairs become b·(s/t)·h -------------------
+# -- sequence parallelism: between the pairs a rank holds b·(s/t)·h numbers, not b·s·h ---------
 
 
 def gather_tokens(x, group=None):
@@ -122,9 +122,9 @@ def split_width(model: ToyTransformer, group=None, sequence: bool = False) -> To
 
     With a column cut, each rank's output is a part of the vector, and the row cut that follows needs only
     that part as input. So a pair of matrices needs one sum over ranks in forward, at its end, and one in
-    backward, at its start. sequence: between the pairs each rank holds only its tokens (s must divide by the
-    ranks); after backward call `sum_norm_gradients`. Raises ValueError if the group's size does not divide
-    heads.
+    backward, at its start. sequence: whether each rank holds only its tokens between the pairs (s must divide
+    by the ranks); then call `sum_norm_gradients` after backward. Raises ValueError if the group's size does
+    not divide the heads.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if model.heads % size:
@@ -161,8 +161,8 @@ tensor_parallel_step = twin_step  # every rank sees the whole batch and ends wit
 
 
 def sum_norm_gradients(model: nn.Module, group=None) -> None:
-    """Sum the gradients of a block's norms over the ranks, once a step: under sequence parallelism each rank
-    applies the norms to its own tokens only.
+    """Sum the gradients of the blocks' norms over the ranks, once a step: under sequence parallelism each
+    rank applies these norms to its own tokens only.
     """
     norms = [
         norm for block in model.modules() if isinstance(block, Block) for norm in (block.norm1, block.norm2)

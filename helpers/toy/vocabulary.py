@@ -1,5 +1,6 @@
-"""Embedding and head cut by their words: each rank looks up and scores its own words (Shoeybi et al. 2019,
-section 3). The scores are not sent; the loss needs three numbers a token from each rank.
+"""Embedding and head cut by their words, the tokens of the vocabulary: each rank looks up and scores its own
+words (Shoeybi et al. 2019, section 3). The scores are not sent; the loss needs three numbers for each token
+from each rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ZeRO by hand (Rajbhandari et al. 2020): data parallelism in which not every rank keeps everything.
+"""ZeRO by hand (Rajbhandari et al. 2020): data parallelism in which each rank keeps a shard of the states.
 
 A *unit* is a module whose parameters are laid end to end, padded to a multiple of d, and cut into d shards.
 Rank r owns shard r: only rank r keeps that part's optimizer state, and updates that part.
@@ -36,6 +36,7 @@ class Unit:
         self.shard = nn.Parameter(whole.chunk(self.size)[dist.get_rank(group)].to(precise, copy=True))
 
     def _fill(self, flat: torch.Tensor) -> torch.Tensor:
+        """Pad with zeros to a multiple of the number of ranks."""
         return torch.cat([flat, flat.new_zeros(self.shard_size * self.size - self.n)])
 
     def reduce_gradients(self, gradients: list[torch.Tensor]) -> None:
@@ -49,7 +50,7 @@ class Unit:
         self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
 
     def gather_weights(self) -> None:
-        """Gather the shards of all ranks, and copy them into the parameters, in the parameters' precision."""
+        """Gather the shards of all ranks in the parameters' precision, and copy them into the parameters."""
         mine = self.shard.data.to(self.parameters[0].dtype)
         parts = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(parts, mine, group=self.group)
@@ -107,7 +108,7 @@ class Zero1(_Zero):
         p.grad = None
 
     def step(self) -> None:
-        """Reduce gradients into shards, update the shards, gather the weights, drop the gradients."""
+        """Reduce the gradients into shards, free them, update the shards, and gather the weights."""
         for unit in self.units:
             unit.reduce_gradients([p.main_grad if self.precise_sums else p.grad for p in unit.parameters])
             for p in unit.parameters:
@@ -130,17 +131,17 @@ class Zero2(_Zero):
     def _watch(self, unit: Unit) -> None:
         missing = set(unit.parameters)
 
-        def gradient_is_there(p: nn.Parameter) -> None:
+        def on_gradient(p: nn.Parameter) -> None:
             missing.discard(p)
             if not missing:
                 unit.reduce_gradients([p.grad for p in unit.parameters])
-                self._let_go(unit)
+                self._release(unit)
                 missing.update(unit.parameters)
 
         for p in unit.parameters:
-            p.register_post_accumulate_grad_hook(gradient_is_there)
+            p.register_post_accumulate_grad_hook(on_gradient)
 
-    def _let_go(self, unit: Unit) -> None:
+    def _release(self, unit: Unit) -> None:
         for p in unit.parameters:
             p.grad = None
 
@@ -178,8 +179,8 @@ class Zero3(Zero2):
         for p in unit.parameters:
             p.untyped_storage().resize_(0)
 
-    def _let_go(self, unit: Unit) -> None:
-        super()._let_go(unit)
+    def _release(self, unit: Unit) -> None:
+        super()._release(unit)
         self.empty(unit)
 
     def step(self) -> None:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from helpers import World, toy
 from helpers.emulate import networks
-from helpers.emulate.uplink import Oversubscribed, leaving, passed
+from helpers.emulate.uplink import Oversubscribed, ends_of, leaving
 from helpers.ranks.failure import RankError
 from helpers.toy.names import reduce_scatter
 from three_axes.count.clock import shortest
@@ -288,7 +288,7 @@ def test_many_groups_leave_no_threads(eight):
     ],
 )
 def test_what_passes_an_uplink_at_once_shares_it(passing, ends):
-    assert passed(passing, 10.0) == pytest.approx(ends)
+    assert ends_of(passing, 10.0) == pytest.approx(ends)
 
 
 def test_what_leaves_a_node():
