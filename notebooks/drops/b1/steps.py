@@ -1,4 +1,4 @@
-"""Beyond, b1: FSDP's steps on ranks: their bytes by hand and by PyTorch, and what is under way when."""
+"""Functions for the cells of b1: FSDP's steps on ranks, their bytes (ours, PyTorch's), their timelines."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ LAYERS = len(model())
 # Emulated, as in drop 06: ports out of a node are 10 times slower than links inside.
 ONE_NODE, TWO_NODES = networks.four_ranks(12e6)
 SECONDS = {"F": 3e-7, "B": 6e-7}  # of one parameter, emulated: a block is 15 ms forward and 30 ms backward
-WEIGHTS = 4 * sum(p.numel() for p in model().parameters())  # bytes of all of them
+WEIGHTS = 4 * sum(p.numel() for p in model().parameters())  # bytes of all weights
 BLOCK = 4 * sum(p.numel() for p in model().blocks[0].parameters())
 
 
 def mine(m: int) -> list[torch.Tensor]:
-    """This rank's tokens and targets: as many in each of m microbatches as there are for one."""
+    """This rank's tokens and targets for m microbatches, each of the same size whatever m is."""
     return [toy.my_share(t, dist.get_rank(), dist.get_world_size()) for t in toy.make_batch(4 * m, S)]
 
 
 def groups(mesh_shape: tuple[int, ...] | None) -> tuple:
-    """(shard, replicate): the groups of a mesh (replicate, shard), or all ranks and none."""
+    """(shard, replicate): this rank's groups of a mesh of shape (replicate, shard). (None, None) without a
+    mesh: weights are sharded over all ranks.
+    """
     if mesh_shape is None:
         return None, None
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("replicate", "shard"))
@@ -42,7 +44,7 @@ def groups(mesh_shape: tuple[int, ...] | None) -> tuple:
 
 
 def step_traffic(world: World, mesh: tuple[int, ...] | None = None, m: int = 1, **how) -> Traffic:
-    """The bytes of one step. mesh: (replicate, shard) for HSDP. how: as `toy.fsdp_order` takes it."""
+    """The bytes of one step. mesh: (replicate, shard) for HSDP. how: arguments of `toy.fsdp_order`."""
 
     def run():
         layers = toy.shard_layers(model(), *groups(mesh))
@@ -53,7 +55,7 @@ def step_traffic(world: World, mesh: tuple[int, ...] | None = None, m: int = 1, 
 
 
 def step_by_pytorch(world: World, m: int = 1, reshard: bool = True, hold: bool = False) -> Traffic:
-    """One step of the layers with PyTorch's `fully_shard`."""
+    """The bytes of one step of the same layers with PyTorch's `fully_shard`."""
 
     def run():
         wrapped = model()
@@ -76,14 +78,16 @@ def side_by_side(runs: dict[str, tuple[Traffic, Traffic]]) -> Table:
     """Calls and bytes of rank 0, by hand and by PyTorch. runs: name -> (by hand, by `fully_shard`)."""
     rows = []
     for name, (by_hand, by_pytorch) in runs.items():
-        for name, way, seen in ((name, "by hand", by_hand), ("", "fully_shard", by_pytorch)):
-            calls = [str(seen.calls(op)) for op in ("all_gather", "reduce_scatter")]
-            rows.append([name, way, *calls, human(seen.counted[0])])
+        for name, way, traffic in ((name, "by hand", by_hand), ("", "fully_shard", by_pytorch)):
+            calls = [str(traffic.calls(op)) for op in ("all_gather", "reduce_scatter")]
+            rows.append([name, way, *calls, human(traffic.counted[0])])
     return Table(["one step", "", "all-gathers", "reduce-scatters", "counted"], rows)
 
 
 def _watching(layers: list[toy.Layer], streams: list[Span], levels: list[tuple[float, int]]):
-    """Compute takes its time. What is under way is added to `streams`, bytes of whole weights to `levels`."""
+    """The `around` of `toy.run_order` that makes compute take its emulated time, adds the span of each
+    collective to `streams`, and the bytes of whole weights to `levels`.
+    """
 
     @contextmanager
     def around(what: str, i: int, k: int):
@@ -105,30 +109,33 @@ def _watching(layers: list[toy.Layer], streams: list[Span], levels: list[tuple[f
 
 
 def run_on_clock(order, mesh: tuple[int, ...] | None = None) -> tuple[float, list, list, list[Span]]:
-    """On a rank: run an order, compute emulated. Returns seconds, spans, levels, and what was under way when.
+    """On a rank: run an order, with emulated compute. Returns (seconds, spans of compute, levels, spans of
+    collectives).
 
-    Collectives of a group follow one another: each is shown from when it began, or the one before it ended.
+    Collectives of a group follow one another, so the span of each begins when it was called or, if that is
+    later, when the collective before it ended.
     """
     m = 1 + max(k for *_, k in order)
     layers, streams, levels = toy.shard_layers(model(), *groups(mesh)), [], []
-    toy.run_order(layers, [("gather", 0, 0), ("F", 0, 0), ("free", 0, 0)], *mine(1))  # to warm up
+    toy.run_order(layers, [("gather", 0, 0), ("F", 0, 0), ("free", 0, 0)], *mine(1))  # a warm-up
     dist.barrier()
     current.count_from_here()
     start = time.monotonic()
     toy.run_order(layers, order, *mine(m), around=_watching(layers, streams, levels))
     seconds = time.monotonic() - start
     while len(streams) < sum(what in ("gather", "reduce") for what, *_ in order):
-        time.sleep(1e-3)  # the last ones' ends are noted by another thread
-    shown, until = [], 0.0
+        time.sleep(1e-3)  # another thread records the ends of the last collectives
+    in_turn, until = [], 0.0
     for s in sorted(streams, key=lambda s: s.end):
-        shown.append(s._replace(start=max(s.start, until)))
+        in_turn.append(s._replace(start=max(s.start, until)))
         until = s.end
-    return seconds, current.spans_so_far(), levels, shown
+    return seconds, current.spans_so_far(), levels, in_turn
 
 
 def order_timeline(world: World, order: list[tuple], ranks: int = 4) -> Timeline:
-    """A step on the clock, in this order: compute, gathers and reductions, bytes of whole weights. The world
-    has an emulated network. ranks: the first so many are in it; all do the same. The shortest of a few runs.
+    """The timeline of a step in this order: compute, gathers and reductions, bytes of whole weights; the
+    shortest of a few. The world has an emulated network. ranks: number of ranks in the timeline, from rank 0
+    on; all do the same.
     """
     once = lambda: Timeline(*list(zip(*world.run(run_on_clock, order)[:ranks]))[1:])
     return clock.shortest(once, lambda timeline: timeline.makespan)
@@ -146,13 +153,13 @@ def hybrid(meshes: dict[str, tuple[int, ...] | None]) -> tuple[dict[str, float],
 
 
 def between_nodes(traffic: Traffic) -> float | None:
-    """Bytes that ranks 0 and 1 sent to ranks 2 and 3, and back. None where the system does not say."""
+    """Bytes that ranks 0 and 1 sent to ranks 2 and 3, and back. None if the system does not count them."""
     if traffic.matrix is None:
         return None
     return sum(traffic.matrix[a][b] for a in range(4) for b in range(4) if a // 2 != b // 2)
 
 
-# -- what it holds and pays, at true size ---------------------------------------------------------
+# -- a real model: what a GPU holds and sends ------------------------------------------------------
 
 MODEL, CLUSTER, GPUS, SEQ = find_model("llama-2-13b"), CLUSTERS["dgx-h100"], 64, 512
 CODE = {
@@ -164,13 +171,15 @@ CODE = {
 
 
 def _step(layout: Layout, cluster: Cluster = CLUSTER, tokens: int = 4096) -> Estimate:
-    """With so many tokens on a rank, or in a microbatch of a pipeline."""
+    """The planner's step with so many tokens on a rank, or in a microbatch of a pipeline."""
     b = tokens // SEQ
     return estimate(Job(MODEL, cluster, GPUS * b, SEQ), replace(layout, microbatch=b))
 
 
 def why_default() -> Table:
-    """States on a GPU, bytes that it sends in a step, and what must be done to the model's code."""
+    """For each way to split: states on a GPU, bytes that it sends in a step, and the change of the model's
+    code.
+    """
     rows = []
     for name, (layout, change) in CODE.items():
         e = _step(layout)
@@ -181,7 +190,7 @@ def why_default() -> Table:
 
 
 def exposed() -> dict[str, list[tuple[int, float]]]:
-    """Percent of a step in which FSDP's traffic shows, by tokens on a GPU."""
+    """Percent of a step by which FSDP's traffic makes it longer, by tokens on a GPU."""
     clusters = {"whole nodes of eight": CLUSTER, "one rank a node": replace(CLUSTER, gpus_per_node=1)}
     at = lambda cluster, n: _step(CODE["FSDP"][0], cluster, n)
     share = lambda e: 100 * e.time["data parallel"] / e.step_seconds
@@ -190,7 +199,7 @@ def exposed() -> dict[str, list[tuple[int, float]]]:
 
 
 def answer(early: Timeline) -> tuple[str, str]:
-    """What `reveal` takes: how many layers are whole at once."""
+    """The arguments of `reveal`: how many layers are whole at once."""
     whole = early.peak(0) / BLOCK
     option = {1: "one", 2: "two", 6: "all six"}.get(whole, f"none of these: {whole:g}")
     return option, "One layer computes, and the next one is on its way. That is the price of prefetch."

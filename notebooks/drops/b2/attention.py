@@ -1,4 +1,4 @@
-"""Beyond, b2: what its cells show: attention over ranks in three ways, its bytes and its time."""
+"""Functions for the cells of b2: attention over ranks in three ways, its bytes and its time."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ WAYS = {
 CHUNKS = {"in order": context.contiguous, "zig-zag": context.zigzag}
 # Emulated, as in drop 06: ports out of a node are 10 times slower than links inside.
 TWO_NODES = networks.four_ranks(7e6)[1]
-PAIR = 3e-6  # seconds of one query and one key in one head, emulated
+PAIR = 3e-6  # emulated seconds for a query and a key in one head
 
 
 def inputs(a: int, g: int, s: int, head: int = 32) -> list[torch.Tensor]:
-    """q, k, v and dy of all tokens, the same on every rank: a query heads, g key/value heads."""
+    """q, k, v and dy, (1, heads, s, head), of all tokens, the same on every rank. a: number of query heads,
+    g: of key/value heads.
+    """
     chance = torch.Generator().manual_seed(0)
     return [torch.randn(1, n, s, head, generator=chance) for n in (a, g, g, a)]
 
 
 def traffic_of(world: World, way: str, g: int, a: int = 8, s: int = 512) -> Traffic:
-    """The bytes of one attention, forward and backward. Raises AssertionError unless it is the twin's."""
+    """The bytes of one attention, forward and backward. Raises RankError if it differs from the twin."""
 
     def run():
         *whole, dy = inputs(a, g, s)
@@ -72,7 +74,7 @@ def kept_per_rank(world: World, way: str, g: int, a: int = 8, s: int = 512) -> i
 
 
 def _paced(q, k, v, mask):
-    """`attend` that takes as long as its pairs, on the clock."""
+    """`attend`, with a pause for its pairs and a span in the timeline."""
     with current.span("F"):
         time.sleep(PAIR * int(mask.sum()) * q.shape[1])
         return context.attend(q, k, v, mask)
@@ -83,7 +85,7 @@ def _forward(way: str, chunks: str, a: int, g: int, s: int) -> float:
     places = CHUNKS[chunks](s, dist.get_world_size())
     parts = [x[:, :, places[dist.get_rank()]] for x in whole]
     with torch.no_grad():
-        WAYS[way](*parts, places)  # to warm up
+        WAYS[way](*parts, places)  # a warm-up
         current.count_from_here()
         dist.barrier()
         start = time.monotonic()
@@ -92,7 +94,7 @@ def _forward(way: str, chunks: str, a: int, g: int, s: int) -> float:
 
 
 def ring_timeline(world: World, chunks: str) -> Timeline:
-    """One forward of the ring on the clock, with emulated compute. chunks: 'in order' or 'zig-zag'."""
+    """The timeline of one forward of the ring, with emulated compute. chunks: 'in order' or 'zig-zag'."""
     world.run(_forward, "ring", chunks, 8, 8, 256)
     return world.timeline
 
@@ -104,7 +106,9 @@ def work(chunks: str, c: int = 4, s: int = 512) -> list[float]:
 
 
 def ring_or_exchange(network: networks.Network) -> dict[str, float]:
-    """Seconds of one forward on an emulated network, compute emulated too: the shortest of a few."""
+    """Seconds of one forward of the ring and of the exchange on an emulated network, with emulated compute:
+    the shortest of a few.
+    """
     with World(4, fabric=network) as world:
         return {
             way: clock.shortest(lambda way=way: max(world.run(_forward, way, "zig-zag", 8, 2, 256)), float)
@@ -113,7 +117,7 @@ def ring_or_exchange(network: networks.Network) -> dict[str, float]:
 
 
 def answer() -> tuple[str, str, str]:
-    """What `reveal` takes: how long the busiest rank computes, the mean being 1."""
+    """The arguments of `reveal`: how long the busiest rank computes, the mean being 1."""
     return (
         f"{max(work('in order')):.2f}",
         "The last quarter looks at itself and at all before it.",

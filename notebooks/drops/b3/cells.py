@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from three_axes.table import Table
 
 
 def tokens(t: int, h: int) -> torch.Tensor:
-    """This rank's tokens, (t, h): other ones on every rank."""
+    """This rank's tokens, (t, h), different on every rank."""
     return torch.randn(t, h, generator=torch.Generator().manual_seed(100 + dist.get_rank()))
 
 
 # Eight ranks, two meshes over them. Outermost axis first.
 FOLDED = {"attention": {"dp": 4, "tp": 2}, "experts": {"edp": 2, "ep": 4}}
-ROW = 2e-4  # seconds of one row in an expert, emulated
+ROW = 2e-4  # emulated seconds of one row in an expert
+# Name -> (rows that an expert takes from a rank, rate at which the bias moves)
 POLICIES = {"none dropped": (None, 0.0), "capacity": (16, 0.0), "balancing bias": (None, 0.03)}
 
 
@@ -45,16 +46,16 @@ def _paced(layer, rows, counts):
 
 
 def timeline_of(world: World, skew: float, t: int = 256, h: int = 64) -> Timeline:
-    """One forward of an expert layer on the clock, compute emulated, and what it keeps for backward.
+    """The timeline of one forward of an expert layer, with emulated compute and the bytes kept for backward.
 
-    skew: what expert 0's score has on top for every token, for its choice alone.
+    skew: is added to expert 0's score for every token, for the choice of experts alone.
     """
 
     def run():
         layer = experts.split_experts(experts.Experts(h))
         layer.bias[0] = skew
         x = tokens(t, h)
-        experts.expert_parallel(layer, x)  # to warm up
+        experts.expert_parallel(layer, x)  # a warm-up
         current.count_from_here()
         dist.barrier()
         with memory.saved_activations(layer):
@@ -65,10 +66,10 @@ def timeline_of(world: World, skew: float, t: int = 256, h: int = 64) -> Timelin
 
 
 def _train(capacity: int | None, rate: float, steps: int = 60, t: int = 32, h: int = 16) -> list[float]:
-    """Teach an expert layer, on real ranks, what to do with four kinds of tokens, of which one is common.
+    """On a rank: train an expert layer on four kinds of tokens, of which one is common.
 
-    Returns, over the last 20 steps: loss, share of the copies dropped, and rows that the fullest expert
-    computes, mean = 1.
+    Returns means over the last 20 steps: the loss, the share of the copies that were dropped, and the rows of
+    the fullest expert in units of the mean.
     """
     torch.manual_seed(0)
     centres, answers = torch.randn(4, h), torch.randn(4, h, h) / h**0.5
@@ -97,7 +98,9 @@ def _train(capacity: int | None, rate: float, steps: int = 60, t: int = 32, h: i
 
 
 def policies(world: World) -> Table:
-    """An uneven router: left alone, cut at a capacity, evened out by a bias. Priced in loss and in time."""
+    """An uneven router without a remedy, with a capacity, and with a balancing bias: dropped copies, rows of
+    the fullest expert, loss.
+    """
     rows = []
     for name, (capacity, rate) in POLICIES.items():
         loss, dropped, fullest = world.run(_train, capacity, rate)[0]
@@ -122,6 +125,6 @@ def dispatched(T: int, h: int, k: int, ep: int) -> float:
 
 
 def answer(T: int, h: int, k: int, ep: int) -> tuple[str, str, str]:
-    """What `reveal` takes: these numbers in halves of T·h."""
+    """The arguments of `reveal`: these numbers in halves of T·h."""
     why = f"*T·k·h*·(*ep*−1)/*ep*: *k* copies of each token, and of them {ep - 1}/{ep} go to other ranks."
     return f"{2 * dispatched(T, h, k, ep) / (T * h):.0f}/2 · T·h", why, "Computed"

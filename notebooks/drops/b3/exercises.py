@@ -37,7 +37,9 @@ T, H = 12, 8
 
 
 def _to_dispatch(rank: int, n: int, k: int) -> list[tuple]:
-    """Tokens whose splits are uneven, and tokens of which none chooses the last expert."""
+    """The arguments of two cases: tokens whose splits are uneven, and tokens of which none chooses the last
+    expert.
+    """
     twin = experts.Experts(H, n, k)
 
     def expert(rows):
@@ -58,28 +60,28 @@ def _computed(run: Run) -> list[int]:
 
 
 def _unfit(run: Run, at_once: bool) -> bool:
-    """Whether an all-to-all of rows ended in a crash or a hang: its sizes do not fit. at_once: nothing was
-    exchanged before, so that no rank can know how many rows come.
+    """Whether an all-to-all of rows ended in a crash or a hang, because its sizes do not fit. at_once:
+    whether it was the first collective, so that no rank could know how many rows it receives.
     """
     if not (error := run.error):
         return False
-    # Where one died, the others may not have come so far.
+    # If a rank died, the others may not have reached that collective.
     ranks = [s for s in error.seen if (s.exit is not None if error.kind == "died" else not s.finished)]
     last = [(s.where and s.where["in"]) or s.box for s in ranks]
     rows = [at for at in last if at and at["op"] == "all_to_all" and len(at["shape"] or []) == 2]
     stopped = error.kind in ("timeout", "deadlock", "died") and last and len(rows) == len(last)
-    said_so = any("alltoall" in text or "Split sizes" in text for text in run.errors)
-    return bool(said_so or stopped) and any(at["number"] == 1 for at in rows) == at_once
+    raised = any("alltoall" in text or "Split sizes" in text for text in run.errors)
+    return bool(raised or stopped) and any(at["number"] == 1 for at in rows) == at_once
 
 
 def _too_few_counts(run: Run, _) -> bool:
-    """Whether a rank died when it had exchanged less than a number for each rank."""
+    """Whether a rank failed in an all-to-all of fewer counts than there are ranks."""
     last = [s.box for s in run.error.seen if s.box] if run.error else []
     return any(at["op"] == "all_to_all" and at["shape"][1:] == [] and at["shape"][0] < run.n for at in last)
 
 
 def _left_early(run: Run, *_) -> bool:
-    """Whether a rank has ended while others stand in an all-to-all."""
+    """Whether the run hung although a rank had finished."""
     return (
         bool(run.error)
         and run.error.kind in ("deadlock", "timeout")
@@ -146,7 +148,7 @@ MESHES = ("tp", "dp", "ep", "edp")
 
 
 def _parts(run: Run, truth: Run) -> list[tuple[str, str, str]]:
-    """The first group that is another one than the solution's."""
+    """The first group that differs from the solution's; [] if none does."""
     for (rank, ranks, tp, ep), mine, meant in zip(ASKED, run.values, truth.values):
         for axis in MESHES:
             if mine[axis] != meant[axis]:
@@ -202,7 +204,7 @@ def parameters_on_rank(layers, attention, expert, experts, k, tp, ep):
     return layers * (attention / tp + experts * expert / ep)
 
 
-# Mixtral 8x22B (hidden 6144, 48 heads and 8 of K and V, experts of 16384, 56 layers), without its embeddings
+# Mixtral 8x22B without its embeddings: hidden 6144, 48 heads and 8 of K and V, experts of 16384, 56 layers.
 HIDDEN, INNER, LAYERS = 6144, 16384, 56
 MIXTRAL = (LAYERS, 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 6, 3 * HIDDEN * INNER, 8, 2)
 

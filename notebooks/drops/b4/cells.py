@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from drops.b4.runs import verdict as verdict
 from three_axes.files import rows_of
 from three_axes.table import Table
 
-_deals = [0]  # the seeds that were dealt, the last one now
+_deals = [0]  # the seeds that were dealt so far; the last one is used now
 
 
 def deal() -> int:
-    """The seed that is dealt now."""
+    """The seed in use."""
     return _deals[-1]
 
 
 def look_twice(*numbers: int) -> Table:
-    """How far the ranks had come when the run was stopped, and when it was given three times as long, unless
-    it is proven that none could go on. Runs as they are dealt now.
+    """For each run: the number that the ranks had reached when it was stopped, and after three times as long,
+    unless it is proven that no rank could continue.
     """
     rows = []
     for number in numbers:
@@ -41,14 +41,14 @@ def _behind(stopped: Stopped) -> str:
 
 
 def watchdog_logs() -> Table:
-    """Two public logs of NCCL's watchdog, in figures."""
+    """The figures of two public logs of NCCL's watchdog."""
     figures = lambda log: [f"{int(log['seq']):,}", f"{int(log['ran_ms']) / 1000:,.1f} s"]
     rows = [[log["log"], log["rank"], log["op"], *figures(log)] for log in rows_of("nccl_watchdog_logs.csv")]
     return Table(["log", "rank", "OpType", "SeqNum", "ran for"], rows)
 
 
 def answer(run: Stopped) -> tuple[str, str]:
-    """What `reveal` takes: which rank of a run that stands still to look at first."""
+    """The arguments of `reveal`: which rank of a run that hangs to look at first."""
     silent = [rank for rank, seen in enumerate(run.seen) if seen.finished]
     why = f"A rank that times out has come, and waits. Rank {silent[0]} had fewer batches: its loop is over."
     return "the one that reports nothing" if len(silent) == 1 else f"none of these: ranks {silent}", why

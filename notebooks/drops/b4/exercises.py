@@ -1,4 +1,4 @@
-"""Beyond, b4: jobs that stand still. Who never came, on which line, and why."""
+"""Beyond, b4: jobs that hang: which rank never called a collective, on which line, and why."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HIDDEN = 51  # a seed that no cell shows
 
 
 def _case(stopped: Stopped, kept: int | None = None) -> tuple[dict, dict]:
-    """(entries, members) of a run; kept: the entries that a small buffer still has."""
+    """(entries, members) of a run. kept: the number of entries that a small buffer still has; None: all."""
     entries = {r: record["entries"] for r, record in stopped.dumps.items()}
     return {r: mine[-(kept or len(mine)) :] for r, mine in entries.items()}, stopped.groups
 
@@ -60,9 +60,9 @@ def _made_up(groups: dict[str, list[int]], called: list[str]) -> tuple[dict, dic
     return {r: [entry(*one) for one in enumerate(line.split())] for r, line in enumerate(called)}, groups
 
 
-# Rare in runs, and each parts two ways of counting that are alike elsewhere: ranks behind in several groups,
-# records that begin later, a dump taken a moment before another, a member that has called nothing, ranks that
-# are not equally far behind.
+# Records that are rare in runs. For each of them two ways of counting differ that agree elsewhere: ranks
+# behind in several groups, records that begin later, a dump taken a moment before another, a member that has
+# called nothing, ranks that are not equally far behind.
 MADE_UP = [
     _made_up(
         {"a": [0, 1, 2, 3], "b": [0, 1], "c": [2, 3]},
@@ -90,8 +90,8 @@ def _by_group(answer) -> dict[str, list[int]]:
     return {group: sorted(ranks) for group, ranks in answer.items() if ranks}
 
 
-def _ranks_told(run: Run, truth: Run) -> list[tuple[str, str, str]]:
-    """Three of the records, those first that are answered otherwise."""
+def _three_records(run: Run, truth: Run) -> list[tuple[str, str, str]]:
+    """The first three records with another answer than the solution's; if there are none, the first three."""
     rows = [(name, str(a), str(b)) for name, a, b in zip(CASES, run.values, truth.values)]
     return ([row for row in rows if row[1] != row[2]] or rows)[:3]
 
@@ -109,7 +109,7 @@ never = Asked(
     reads=_by_group,
     praise="Right on runs that you have not seen, also where a small buffer has lost the beginning. (Where"
     " all came and the numbers are the same, as in run 3, compare the names.)",
-    figures=_ranks_told,
+    figures=_three_records,
 )
 
 
@@ -127,7 +127,7 @@ CAUSES = (
     "the network",
 )
 TOO_SHORT, NETWORK = CAUSES[-2:]
-# What a run has where one of the first six is its cause, and no other run has.
+# For each of the first six causes the sign that a run with this cause has, and no other run.
 SIGNS = (
     "an `if` on x or y",
     "a save",
@@ -136,7 +136,7 @@ SIGNS = (
     "a second group",
     "an all-to-all",
 )
-# run -> what stands in the lines that part the rank from the others.
+# run -> texts in the lines that send the rank another way than the others.
 LINES = {
     1: ("if (y > 0).any()",),
     2: ("if step == save_at", "all_gather"),
@@ -150,12 +150,12 @@ ENOUGH = 3
 
 
 def ward() -> dict[int, Stopped]:
-    """Number -> what is left of each of the seven runs, as they are dealt now."""
+    """Number -> the record of each of the seven runs, with the seed in use."""
     return {number: stop(number, deal()) for number in RUNS}
 
 
 def truth(number: int, seed: int | None = None) -> tuple[int, int, str]:
-    """(rank, line, cause) of a run as it is dealt now, or was with another seed."""
+    """(rank, line, cause) of a run, with this seed; None: with the seed in use."""
     rank, _ = odd_one(seed_of(number, deal() if seed is None else seed))
     return rank, lines_of(number)[0], CAUSES[number - 1]
 
@@ -359,8 +359,8 @@ def _done(run: Run) -> list[list[int]]:
 
 
 def _left_out(run: Run, truth: Run) -> bool:
-    """Whether a rank did not do the steps that all can do together, each with its next batch. To do all, the
-    others answering for who has none, as DDP's join() does, is right too.
+    """Whether a rank did not do the steps that all ranks can do together, each with its next batch. It is
+    right too if each rank does all its batches, and ranks without one still take part, as with DDP's join().
     """
     if run.error:
         return False
@@ -368,7 +368,9 @@ def _left_out(run: Run, truth: Run) -> bool:
 
 
 def _still(proof: Callable[[Run, list[dict]], bool]) -> Callable[[Run, Run], str]:
-    """With what the ranks stand still, where proof(run, the collectives that they stand in) holds."""
+    """A function for `shows`: a text on the batches with which the ranks hang, if proof(run, the collectives
+    that they are in) is true; else "".
+    """
 
     def shown(run: Run, _) -> str:
         if not (run.error and run.error.kind in ("timeout", "deadlock")):
@@ -381,7 +383,7 @@ def _still(proof: Callable[[Run, list[dict]], bool]) -> Callable[[Run, Run], str
 
 
 def _says_timeout(function) -> bool:
-    """Whether a name or a text in the function's code has the word."""
+    """Whether a name or a string in the function's code contains "timeout"."""
     code = getattr(function, "__code__", None)
     return bool(code) and "timeout" in str((code.co_names, code.co_consts))
 

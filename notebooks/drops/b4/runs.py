@@ -1,6 +1,6 @@
-"""b4's seven runs on four real ranks: six that stop, one that is only slow, and what is left of each. At the
-end what they read: batches, files, settings, routes. The seed decides on which rank, and in which step,
-something is not as on the others.
+"""b4's seven runs on four real ranks, six that hang and one that is only slow, and the record of each. At the
+end are the functions that the runs call: batches, files, settings, routes. The seed decides on which rank,
+and in which step, one of these differs from the others.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from three_axes.files import find
 from three_axes.table import Table
 
 RUNS = range(1, 8)
-SHOWN = 4  # the run that the notebook goes through
-SLOW = 7  # the one that does not stop
+SHOWN = 4  # the run that the notebook explains
+SLOW = 7  # the run that does not hang
 RANKS = 4
 SECONDS = 1.0  # until a run counts as stopped
 
 
 @dataclass(repr=False)
 class Stopped:
-    """A run that stood still, or was too slow, or died: what an engineer gets of it."""
+    """The record that an engineer gets of a run that hung, was too slow, or died."""
 
     number: int
     seed: int
-    report: str  # by the world
+    report: str  # the world's
     seen: list[RankStatus]
     is_proven: bool  # that no rank could go on
     dumps: dict[int, dict]  # rank -> its flight record; a dead rank has none
@@ -60,7 +60,7 @@ class Stopped:
 
     @property
     def groups(self) -> dict[str, list[int]]:
-        """Group -> its ranks, as the records have them; first the group of all."""
+        """Group -> its ranks, from the records; the group of all ranks is first."""
         ranks_of = {
             name: ast.literal_eval(group["ranks"])
             for record in self.dumps.values()
@@ -91,7 +91,7 @@ class Stopped:
         return bool(self._open(rank))
 
     def doing(self, rank: int) -> str:
-        """What the rank waits in; where it waits in nothing, what it does."""
+        """The collective that the rank waits in; if there is none, what it does."""
         for entry in self._open(rank):
             mine = self.groups[entry["process_group"][0]]
             return name_of(entry) + ("" if len(mine) == len(self.seen) else f" in group {mine}")
@@ -100,16 +100,16 @@ class Stopped:
     @property
     def stacks(self) -> str:
         """Where each rank's main thread was, innermost line first, as `py-spy dump` shows it."""
-        told = []
+        texts = []
         for r, s in enumerate(self.seen):
             frames = s.where["stack"] if s.where else []
             mine = [f for f in frames if not re.search("site-packages|<frozen|helpers|three_axes", f.file)]
             at = " < ".join(f"{Path(f.file).name}:{f.number} {f.function}" for f in mine)
-            told.append(f"rank {r}: {at or ('dead' if s.exit is not None else 'no longer in the script')}")
-        return "\n".join(told)
+            texts.append(f"rank {r}: {at or ('dead' if s.exit is not None else 'no longer in the script')}")
+        return "\n".join(texts)
 
     def table(self, rows: int = 3) -> Table:
-        """The last numbers of every group, and what each rank called under them. '…' has not ended."""
+        """The last `rows` numbers of every group with each rank's collectives. '…' has not ended."""
         ranks = range(len(self.seen))
         body = []
         for group, mine in self.groups.items():
@@ -138,23 +138,25 @@ class Stopped:
 
 
 def seed_of(number: int, seed: int) -> int:
-    """The seed of one run: other runs of the same deal have other ones."""
+    """The seed of one run. The runs of one deal have different seeds."""
     return 10 * seed + number
 
 
 def name_of(entry: dict) -> str:
-    """'all_reduce', of an entry of a flight record."""
+    """The operation of an entry of a flight record, such as 'all_reduce'."""
     return entry["profiling_name"].partition(":")[2]
 
 
 def _cell(entry: dict) -> str:
-    """'all_reduce …', 'all_to_all of 8': '…' has not ended; of 8 are the rows that the rank gives."""
+    """'all_reduce …', 'all_to_all of 8'. '…': it has not ended. 'of 8': the number of rows that the rank
+    sends.
+    """
     rows = f" of {entry['input_sizes'][0][0]}" if name_of(entry) == "all_to_all" else ""
     return name_of(entry) + rows + " …" * (entry["state"] != "completed")
 
 
 def source(number: int) -> str:
-    """The text of a run. Its lines are known by number in messages from now on."""
+    """The text of a run. From then on messages can quote its lines."""
     text = find(f"data/hangs/run_{number}.py").read_text(encoding="utf-8")
     name = f"run_{number}.py"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -165,7 +167,8 @@ def source(number: int) -> str:
 def stop(number: int, seed: int = 0, seconds: float = SECONDS) -> Stopped | None:
     """Run one of the seven on fresh ranks until it has stopped. None if it ended by itself in that time.
 
-    Where a slow machine had not come far enough, it is run again, with more time if it is one that stops.
+    If it had not settled yet, because the machine is slow, it runs again, with more time unless it is the
+    slow run.
     """
     for more in (1, 3, 9):
         stopped = _run(number, seed, seconds if number == SLOW else more * seconds)
@@ -184,7 +187,7 @@ def _run(number: int, seed: int, seconds: float) -> Stopped | None:
             except RankError as e:
                 files = sorted(Path(folder).iterdir())
                 dumps = {int(f.name[5:]): pickle.loads(f.read_bytes()) for f in files}
-                # How long they waited differs from run to run.
+                # The seconds of their waits differ from run to run.
                 report = re.sub(r", \d+\.\d s(?=\s)", "", e.report)
                 is_proven = e.kind == "deadlock"
                 return Stopped(number, seed, report, e.seen, is_proven, _until_the_death(dumps, e.seen))
@@ -192,9 +195,9 @@ def _run(number: int, seed: int, seconds: float) -> Stopped | None:
 
 
 def _has_settled(stopped: Stopped) -> bool:
-    """Whether every rank waits, has finished, is dead, or sleeps over a file (run 7); and not all of them in
-    one collective, which they would leave together. Where one died in a collective, all had come to it. Where
-    none died, and none is slow, it must be proven.
+    """Whether every rank waits, has finished, is dead, or sleeps in `fetch` (run 7), and not all are in one
+    collective, which they would leave together. If a rank died in a collective, all must have reached it. If
+    none died, and the run is not the slow one, the hang must be proven.
     """
     if not (stopped.is_proven or stopped.number == SLOW or stopped.dead):
         return False
@@ -211,8 +214,8 @@ def _has_settled(stopped: Stopped) -> bool:
 
 
 def _until_the_death(dumps: dict[int, dict], seen: list[RankStatus]) -> dict[int, dict]:
-    """Where a rank died in a collective: nothing after it, and it has not ended. What the others still did
-    before they lost the connection is chance.
+    """The records. If a rank died in a collective, entries after it are removed, and it counts as not ended:
+    what the others still did before they lost the connection is chance.
     """
     for s in seen:
         if s.exit is not None and s.box:
@@ -224,11 +227,13 @@ def _until_the_death(dumps: dict[int, dict], seen: list[RankStatus]) -> dict[int
     return dumps
 
 
-# -- how PyTorch reads them ------------------------------------------------------------------------
+# -- PyTorch's analyzer ----------------------------------------------------------------------------
 
 
 def verdict(stopped: Stopped) -> str:
-    """What PyTorch's analyzer says of these records: torchfrtrace, with the stack cut to the run's lines."""
+    """The report of PyTorch's analyzer, torchfrtrace, on these records, with the stack cut to the run's
+    lines.
+    """
     with redirect_stderr(StringIO()):  # it complains at its import where tabulate is not installed
         from torch.distributed.flight_recorder.components.builder import build_db
         from torch.distributed.flight_recorder.components.config_manager import JobConfig
@@ -237,7 +242,7 @@ def verdict(stopped: Stopped) -> str:
         for r, record in stopped.dumps.items()
     }
     for entry in (entry for record in records.values() for entry in record["entries"]):
-        # The analyzer of PyTorch 2.11 refuses gloo's. What it says gets the right name again, below.
+        # The analyzer of PyTorch 2.11 refuses gloo's names. Its report gets the right names again below.
         entry["profiling_name"] = entry["profiling_name"].replace("gloo:", "nccl:")
     log, report = logging.getLogger("Flight Recorder"), StringIO()
     log.handlers, before = [logging.StreamHandler(report)], log.handlers
@@ -258,18 +263,18 @@ def verdict(stopped: Stopped) -> str:
 
 
 def _by_rank(line: str) -> list[str]:
-    """The analyzer's culprits come in no order, in one line: one line a rank."""
+    """A line for each rank, in order, of the analyzer's culprits, which are in one line without an order."""
     return sorted(re.split(r", (?=Culprit)", line.removeprefix("error msg: ")))
 
 
-# -- what the runs read ---------------------------------------------------------------------------
+# -- functions that the runs call ------------------------------------------------------------------
 
 STEPS, ROWS, WIDTH = 8, 8, 8
 LATE = 1.5  # seconds that the slow file takes
 
 
 def odd_one(seed: int) -> tuple[int, int]:
-    """(rank, step) where it happens: rank 0 to 3, step 2 to 5."""
+    """(rank, step) that differs from the others: rank 0 to 3, step 2 to 5."""
     chance = random.Random(seed)
     return chance.randrange(4), chance.randrange(2, 6)
 
@@ -314,8 +319,8 @@ def ready(seed: int, rank: int, step: int) -> tuple[str, str]:
 
 
 def route(seed: int, rank: int, step: int) -> tuple[list[int], list[int]]:
-    """(give, take): how many rows go to each rank, and how many come from each. Every row goes to one rank;
-    one rank, in one step, counts one twice.
+    """(give, take): the number of rows to send to each rank, and to receive from each. One rank, in one step,
+    counts a row that it sends twice.
     """
     share = (2, 1, 3, 2)
     give = [share[(other - rank + step) % 4] for other in range(4)]

@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,8 @@ def edits() -> dict[str, dict[str, str]]:
 
 
 def changed(text: str, edit: str, name: str) -> str:
-    """A text with each 'old => new' of `edit` changed, in all places where it stands.
-
-    ` & ` parts several, and ⏎ ends a line.
-
-    Raises ValueError where the text, that of `name`, has no such place.
+    """A text in which each 'old => new' of `edit` is replaced everywhere. ` & ` separates several of them,
+    and ⏎ ends a line. Raises ValueError if the text, that of `name`, does not contain an old part.
     """
     for part in edit.replace("⏎", "\n").split(" & "):
         old, arrow, new = part.partition(" =>")
@@ -39,13 +36,13 @@ def changed(text: str, edit: str, name: str) -> str:
 
 
 def edited(name: str, edit: str) -> str:
-    """The text of a file of data/silent, `changed`. edit: '' for none."""
+    """The text of a file of data/silent, `changed` by an edit; '' changes nothing."""
     text = find(f"data/silent/{name}.py").read_text(encoding="utf-8")
     return changed(text, edit, name) if edit else text
 
 
 def program(name: str, edit: str = "") -> dict:
-    """What such a file defines."""
+    """The names that such a file defines."""
     names = {"__name__": f"silent_{name}"}
     exec(compile(edited(name, edit), f"{name}.py", "exec"), names)
     return names
@@ -56,8 +53,9 @@ def _of_run(run: str) -> dict:
 
 
 def trained(names: dict, layout: str, steps: int, look: Callable) -> tuple[list, list]:
-    """On the ranks: the losses of a program on a layout, None where another rank knows them, and what
-    look(model) gives before the first step and after each. Both are empty on ranks that are not in it.
+    """On a rank: (the losses of a program on a layout, the results of look(model) before the first step and
+    after each). A loss that this rank does not know is None. Both lists are empty on a rank outside the
+    layout.
     """
     sizes = tuple(map(int, layout.split()[1::2]))
     ranks = torch.arange(math.prod(sizes)).view(sizes)
@@ -65,29 +63,31 @@ def trained(names: dict, layout: str, steps: int, look: Callable) -> tuple[list,
     if mesh.get_coordinate() is None:
         return [], []
     model, optimizer = names["build"](mesh)
-    seen, looked = [], [look(model)]
+    losses, looked = [], [look(model)]
     for _ in range(steps):
         loss = names["step"](model, names["batch"](), mesh)
         optimizer.step()
         optimizer.zero_grad()
-        seen.append(None if loss is None else float(loss))
+        losses.append(None if loss is None else float(loss))
         looked.append(look(model))
-    return seen, looked
+    return losses, looked
 
 
 def losses(run: str, steps: int = STEPS) -> list[float]:
-    """On the ranks of a World: the losses of a run."""
+    """On a rank: the losses of a run."""
     return trained(_of_run(run), LAYOUT, steps, lambda model: None)[0]
 
 
 def marks(run: str) -> list[dict]:
-    """On the ranks: what stands for each tensor, before the first step and after it."""
+    """On a rank: the `mark` of each tensor, before the first step and after it."""
     look = lambda model: {name: mark(name, p) for name, p in model.named_parameters()}
     return trained(_of_run(run), LAYOUT, 1, look)[1]
 
 
 def copies(world, runs: Sequence[str] = tuple(RUNS)) -> Table:
-    """A row for each run: whether what the ranks held alike before the first step is alike after it."""
+    """A row for each run: how many tensors were equal on several ranks before the first step, and how many of
+    them differ after it.
+    """
     rows = []
     for run in runs:
         before, after = zip(*world.run(marks, run))
@@ -103,7 +103,7 @@ def rings(seen: Sequence[float]) -> bool:
 
 
 def monitor(curves: dict[str, list[float]]) -> Table:
-    """What a monitor of the loss sees. It rings where a loss is half as much again as the lowest before."""
+    """A monitor of the loss: it rings when a loss is more than ABOVE times the lowest so far."""
     rows = []
     for run, seen in curves.items():
         rows.append([run, f"{seen[0]:.1f}", f"{seen[-1]:.1f}", "yes" if rings(seen) else "no"])
@@ -111,12 +111,12 @@ def monitor(curves: dict[str, list[float]]) -> Table:
 
 
 def verified(run: str, layouts: Sequence[str]):
-    """On the ranks: a run's model against the whole one."""
+    """On a rank: `verify` of a run's model on these layouts."""
     names = _of_run(run)
     return verify(names["build"], names["step"], names["batch"](), layouts)
 
 
 def answer(reports: dict) -> tuple[str, str]:
-    """What `reveal` takes. reports: run -> what `verify` says of it; the right run is equal to its twin."""
+    """The arguments of `reveal`. reports: run -> the report of `verify`; one of them finds no difference."""
     (right,) = (run for run, report in reports.items() if " off " not in str(report))
     return right, "Its copies stay equal, and its gradients are the twin's."

@@ -1,4 +1,4 @@
-"""Beyond, b5: the loss falls, and the training is wrong. Which run, which parameter, which sum."""
+"""Beyond, b5: the loss falls, and the training is wrong: find the run, the parameter and the sum."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from three_axes.table import Table
 
 # -- practice: name the bug -----------------------------------------------------------------------
 
-SEEN = {
+EVIDENCE = {
     "right": "All ranks hold the twin's gradient, but for rounding: torch.allclose.",
     "never summed": "The ranks hold different gradients, and their sum is the twin's, but for rounding.",
     "never averaged": "The ranks hold different gradients, and their mean is the twin's, but for rounding.",
     "summed once too often": "All ranks hold n times the twin's gradient.",
     "averaged once too often": "All ranks hold 1/n of the twin's gradient.",
 }
-NAMES = tuple(SEEN)
+NAMES = tuple(EVIDENCE)
 
 
 def name_the_bug(held, twin):
@@ -41,8 +41,9 @@ def name_the_bug(held, twin):
 
 
 def _gradients() -> list[tuple]:
-    """Each bug, for 2 and for 4 ranks, and with numbers as small as late gradients are; one that is right on
-    rank 0 alone by chance, and one whose numbers add up to the same on all ranks.
+    """The arguments of each case: each bug on 2 and on 4 ranks, and with numbers as small as gradients late
+    in training; a gradient that is right on rank 0 alone, and gradients with the same total of numbers on all
+    ranks.
     """
     chance = torch.Generator().manual_seed(5)
     cases = []
@@ -58,17 +59,17 @@ def _gradients() -> list[tuple]:
             ([total / n for _ in range(n)], total),
         ]
         rest = [draw() for _ in range(n - 2)]
-        cases.append(([total, -sum(rest, torch.zeros(6)), *rest], total))  # whose sum is the twin's
+        cases.append(([total, -sum(rest, torch.zeros(6)), *rest], total))  # their sum is the twin's
         level = [part - part.mean() + size for part in parts]
         cases.append((level, sum(level) / n))
     return cases
 
 
 def _mistaken(run: Run, truth: Run) -> tuple[str, str] | None:
-    """The first gradient that has another name, and what is seen in it."""
-    for (held, _), said, was in zip(_gradients(), run.values, truth.values):
-        if said != was:
-            return f"{said} where it was {was}", f"On {len(held)} ranks you say {said!r}. {SEEN[was]}"
+    """(mistake, text) for the first gradient that gets a wrong name; None if none does."""
+    for (held, _), answer, was in zip(_gradients(), run.values, truth.values):
+        if answer != was:
+            return f"{answer} where it was {was}", f"On {len(held)} ranks you say {answer!r}. {EVIDENCE[was]}"
     return None
 
 
@@ -83,7 +84,7 @@ named = Asked(
     ],
     cases=_gradients,
     praise="Five causes from one comparison. `verify` tries the same, along every axis of the mesh.",
-    reads=lambda said: NAMES[NAMES.index(said.strip())],
+    reads=lambda answer: NAMES[NAMES.index(answer.strip())],
     finds=_mistaken,
 )
 
@@ -114,11 +115,11 @@ WHOLE = ("norm1.weight", "norm2.weight", "norm2.bias")
 
 
 def _to_clip(rank: int, n: int, p: int, t: int) -> list[tuple]:
-    """One case that is clipped, and one whose norm is small enough."""
+    """The arguments of two cases: gradients that are clipped, and gradients whose norm is small enough."""
     mesh = init_device_mesh("cpu", (p, n // p // t, t), mesh_dim_names=("pp", "dp", "tp"))
     at = mesh.get_coordinate()
     draw = lambda seed, size: torch.randn(size, generator=torch.Generator().manual_seed(seed))
-    # dp's ranks hold the same, tp's the same of what is whole.
+    # Ranks of a dp group hold the same gradients, ranks of a tp group the same of WHOLE.
     gradients = {name: draw(10 * at[0] + i, 8) for i, name in enumerate(WHOLE)}
     gradients |= {name: draw(1000 + 100 * at[0] + 10 * at[2] + i, 12) for i, name in enumerate(CUT)}
     groups = mesh.get_group("tp"), mesh.get_group("pp")
@@ -126,7 +127,8 @@ def _to_clip(rank: int, n: int, p: int, t: int) -> list[tuple]:
         ({name: one.clone() for name, one in gradients.items()}, set(CUT), largest, *groups)
         for largest in (2.0, 1e3)
     ]
-    facts_so_far()["tensors"] = [list(case[0].values()) for case in cases]  # the dict may get others
+    # An attempt may put other tensors into the dict.
+    facts_so_far()["tensors"] = [list(case[0].values()) for case in cases]
     return cases
 
 
@@ -170,13 +172,13 @@ def _to_accumulate(rank: int, n: int) -> list[tuple]:
     for shift in range(2):
         numbers = TOKENS[(rank + shift) % len(TOKENS)]
         chance = torch.Generator().manual_seed(10 * shift + rank)
-        # Of each token its own direction: a mean of means is another vector, not a multiple.
+        # Each token has a direction of its own, so a mean of means is another vector, not a multiple.
         cases.append(([(torch.randn(k, 64, generator=chance).sum(0), k) for k in numbers],))
     return cases
 
 
 def three_means() -> Table:
-    """Three ways that are wrong, by how much a token counts in each, of what it should; on four ranks."""
+    """Three wrong means on four ranks: the weight of a token in each, as a multiple of the right weight."""
     every, ranks = sum(map(sum, TOKENS)), len(TOKENS)
     ways = {
         "the mean of each microbatch, then of all of them": lambda r, n: 1 / n / sum(map(len, TOKENS)),
@@ -236,7 +238,7 @@ def _marks() -> list[tuple]:
             [same, same | {"up": 8}, same, same | {"up": 8}],
             [{"norm": 4, "up": 5, "head": 6}, {"norm": 4, "up": 9, "head": 6}] * 2,
         ),
-        # the copies part on the last two ranks alone
+        # the copies differ on the last two ranks alone
         (
             [same, same | {"up": 8}, same, same | {"up": 8}],
             [{"norm": 4, "up": 5, "head": 6}, {"norm": 4, "up": 9, "head": 6}]
@@ -246,7 +248,7 @@ def _marks() -> list[tuple]:
         ([{"words": 1, "0": 2}, {"words": 1, "1": 3}], [{"words": 4, "0": 5}, {"words": 6, "1": 7}]),
         # a last bit
         ([same, same], [{"norm": 4.0, "up": 5, "head": 6}, {"norm": 4 + 1e-15, "up": 5, "head": 6}]),
-        # what was never equal is nobody's copy, though it is equal now
+        # tensors that were never equal are no copies, though they are equal now
         ([{"up": 1}, {"up": 2}], [{"up": 3}, {"up": 3}]),
     ]
 

@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ AXES = {"data": "dp", "tensor": "tp", "pipeline": "pp"}
 
 
 def three_cuts(world: World) -> dict[str, Step]:
-    """A step of each scheme: what it moved, and what each rank keeps."""
+    """A step of each scheme: the bytes that ranks sent, and the bytes that each keeps."""
     return {name: measured.one_step(world, {AXES[name]: world.n}, *SCHEMES[name]) for name in AXES}
 
 
 def answer(runs: dict[str, tuple[Traffic, float]]) -> tuple[str, str]:
-    """What `reveal` takes. runs: as `side_by_side` takes them."""
+    """The arguments of `reveal`. runs: as `side_by_side` takes them."""
     most = max(runs, key=lambda name: max(runs[name][0].counted))
     gradients, activation = runs["data"][1] / 1.5, runs["tensor"][1] / 1.5 / 16
     return most, (

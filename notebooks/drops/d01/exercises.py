@@ -10,8 +10,8 @@ from helpers.ranks import World
 
 from .cells import SCHEMES
 
-# Sizes chosen so that the amount alone gives nothing away: data parallelism sends most in one, least in the
-# other.
+# With these sizes the amount alone does not name the scheme: data parallelism sends most with one of them,
+# and least with the other.
 SIZES = ({"hidden": 32, "b": 32, "s": 64}, {"hidden": 256, "b": 4, "s": 16})
 
 
@@ -22,9 +22,10 @@ def step(scheme: str, hidden: int, b: int, s: int) -> None:
 
 
 def bytes_sent(world: World, scheme: str, hidden: int, b: int, s: int) -> list[tuple]:
-    """(on the wire, by the book): what each rank sends in one step, with b sequences and with 2b.
+    """[on the wire, counted]. Each is a pair: the bytes of all ranks in one step with b sequences, and with
+    2b.
 
-    Where the system does not count the wire, the book stands in for it.
+    Where the system does not count the wire, the counted bytes replace its bytes.
     """
     sent = []
     for batch in (b, 2 * b):
@@ -52,8 +53,8 @@ RUNS = len(SIZES) * len(SCHEMES)
 
 @cache
 def _cases() -> list[tuple]:
-    """(small, large) of each run: on the wire, a thousand times that, by the book, and on the wire with some
-    headers more in the larger batch. Measured once.
+    """(small, large) of each run, four times: on the wire, a thousand times that, counted, and on the wire
+    with more headers in the larger batch. Measured once.
     """
     with World(4, timeout=20) as world:
         runs = [bytes_sent(world, scheme, **sizes) for sizes in SIZES for scheme in SCHEMES]
@@ -64,29 +65,29 @@ def _cases() -> list[tuple]:
 
 
 def _found(mine: Run, truth: Run) -> str | tuple[str, str] | None:
-    """The mistake in the first run that has another name, and what shows it."""
+    """The mistake in the first run that gets a wrong name, and a text that shows it."""
     wire, thousandfold, book, headers = (mine.values[i * RUNS : (i + 1) * RUNS] for i in range(4))
     if wire != thousandfold:
         return "judged by the amount"
-    off = [i for i, said in enumerate(wire) if said != truth.values[i]]
+    off = [i for i, answer in enumerate(wire) if answer != truth.values[i]]
     if not off:
         return "a few bytes are no difference" if headers != wire else None
     if book == truth.values[2 * RUNS : 3 * RUNS]:
         return "the wire is never exactly double"
-    was, said = truth.values[off[0]], wire[off[0]]
+    was, answer = truth.values[off[0]], wire[off[0]]
     small, large = (", ".join(f"{x / 1e3:,.0f}" for x in sent) for sent in _cases()[off[0]])
     name = {
         ("tensor", "data"): "gradients do not grow with the batch",
         ("data", "tensor"): "activations grow with the batch",
-    }.get((was, said), "the ends of a pipeline have one neighbour")
+    }.get((was, answer), "the ends of a pipeline have one neighbour")
     return name, (
-        f"A run sent {small} kB by its four ranks, and {large} kB with twice the batch. You said {said!r}; it"
-        f" was {was!r}."
+        f"A run sent {small} kB by its four ranks, and {large} kB with twice the batch. You said {answer!r};"
+        f" it was {was!r}."
     )
 
 
 def _figures(mine: Run, truth: Run) -> list[tuple[str, str, str]]:
-    named = sum(said == was for said, was in zip(mine.values[:RUNS], truth.values))
+    named = sum(answer == was for answer, was in zip(mine.values[:RUNS], truth.values))
     return [("runs named", f"{named} of {RUNS}", f"{RUNS} of {RUNS}")]
 
 

@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OPTIMIZERS = {"SGD": (torch.optim.SGD, 0.1), "AdamW": (torch.optim.AdamW, 0.001)
 
 
 def losses(world: World, optimizer: str, combine: str, steps: int = 12) -> list[float]:
-    """The mean loss of all ranks, step by step, of data-parallel training on one batch.
+    """The ranks' mean loss in each step of data-parallel training on one batch.
 
     optimizer: "SGD" or "AdamW". combine: "mean" of the ranks' gradients, or their "sum".
     """
 
     def train():
-        model, (make, rate) = toy.ToyTransformer(hidden=64), OPTIMIZERS[optimizer]
-        update = make(model.parameters(), rate)
+        model, (kind, rate) = toy.ToyTransformer(hidden=64), OPTIMIZERS[optimizer]
+        update = kind(model.parameters(), rate)
         curve = []
         for _ in range(steps):
             model.zero_grad()
@@ -38,8 +38,8 @@ def losses(world: World, optimizer: str, combine: str, steps: int = 12) -> list[
     return [sum(step) / len(step) for step in zip(*world.run(train))]
 
 
-def twin_after(steps: int) -> tuple[torch.nn.Module, torch.Tensor]:
-    """The toy in one process after so many steps of plain SGD on the whole batch, and the last loss."""
+def twin_after(steps: int) -> tuple[torch.nn.Module, float]:
+    """The toy after one or more steps of plain SGD on the whole batch in one process, and the last loss."""
     twin = toy.ToyTransformer(hidden=256, seed=0)
     for _ in range(steps):
         twin.zero_grad()
@@ -50,7 +50,9 @@ def twin_after(steps: int) -> tuple[torch.nn.Module, torch.Tensor]:
 
 
 def sent_in_all_reduce(world: World, megabytes: float) -> float:
-    """Megabytes that a rank sends in an all-reduce of so many, on the wire where the system counts it."""
+    """Megabytes that a rank sends in an all-reduce of `megabytes`: on the wire, or counted where the system
+    does not count the wire.
+    """
 
     def run():
         dist.all_reduce(torch.ones(round(megabytes * 250_000)))
@@ -65,7 +67,7 @@ def one_and_four() -> dict[str, Step]:
 
 
 def answer(sent: float, options: Sequence[str]) -> tuple[str, str]:
-    """What `reveal` takes. sent: megabytes of 1 MB that a rank sent."""
+    """The arguments of `reveal`. sent: megabytes that a rank sent to all-reduce 1 MB."""
     fits = (option for option in options if option.startswith(f"{sent:.2f}·S"))
     why = (
         f"14 steps of *S*/8: for a tensor of 1 MB a rank sent {sent:.2f} MB. On *d* ranks it is"

@@ -115,7 +115,9 @@ def ring_all_reduce(x, rank, world_size):
 
 
 def _to_sum(rank: int, n: int, length: int) -> list[tuple]:
-    """A tensor of this length, and two whose numbers tell the rank and the chunk that they are from."""
+    """The arguments of each case: two tensors whose numbers name the rank and the chunk that they are from,
+    and one of this length.
+    """
     plain = torch.arange(length, dtype=torch.float64 if n == 5 else torch.float32) % 97 * (rank + 1)
     return [(x, rank, n) for x in (*rings.marked(rank, n, torch.empty(8 * n)), plain)]
 
@@ -133,7 +135,8 @@ ring = OnRanks(
         " with what it receives.",
         "If it hangs: even ranks send first and then receive, odd ranks receive first and then send.",
     ],
-    tries=((4, 40_000), (2, 10_001), (3, 10_001), (5, 9_999), (4, 6)),  # some do not divide
+    # In some of these the ranks do not divide the length.
+    tries=((4, 40_000), (2, 10_001), (3, 10_001), (5, 9_999), (4, 6)),
     inputs=_to_sum,
     sees=lambda arguments, answer: arguments[0],
     messages=True,

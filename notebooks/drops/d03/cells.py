@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ def one_and_four() -> dict[str, Step]:
 
 
 def gradients_match(world: World) -> list[bool]:
-    """Whether each rank's gradients of a tensor-parallel step are its slices of the twin's, to float64's
-    digits.
-    """
+    """Whether each rank's gradients of a tensor-parallel step are its slices of the twin's, in float64."""
 
     def compare():
         twin, model = (toy.ToyTransformer(hidden=64).double() for _ in range(2))
@@ -28,7 +26,7 @@ def gradients_match(world: World) -> list[bool]:
         toy.twin_step(twin, *batch)
         toy.tensor_parallel_step(toy.split_width(model), *batch)
         for p in twin.parameters():
-            p.data = p.grad  # they are cut as the weights are
+            p.data = p.grad  # `split_width` then cuts the gradients as it cuts weights
         pairs = zip(toy.split_width(twin).parameters(), model.parameters())
         return all(torch.allclose(whole, mine.grad, rtol=1e-9, atol=1e-12) for whole, mine in pairs)
 
@@ -36,7 +34,7 @@ def gradients_match(world: World) -> list[bool]:
 
 
 def answer(forward: Traffic) -> tuple[str, str]:
-    """What `reveal` takes: the all-reduces of the MLP, forward."""
+    """The arguments of `reveal`: the all-reduces of the MLP, forward."""
     why = "The columns that a rank computed are the columns that its rows of down need."
     return str(forward.calls("all_reduce")), why
 

@@ -25,7 +25,7 @@ def split_mlp(x, up, down, rank, world_size):
     return toy.reduce_from_tp(inside @ down.chunk(world_size, dim=0)[rank])
 
 
-TOKENS, HIDDEN = 30, 64  # four ranks cannot cut the tokens instead
+TOKENS, HIDDEN = 30, 64  # 30 tokens do not divide by 4, so four ranks cannot cut the tokens instead
 
 
 def _random(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
@@ -89,7 +89,7 @@ WORDS = 48
 
 
 def _scored(rank: int, n: int) -> list[tuple]:
-    """Scores of usual size, and some too large for exp."""
+    """The arguments of two cases: scores of usual size, and scores that are too large for exp."""
     cases = []
     for scale in (1.0, 300.0):
         chance = torch.Generator().manual_seed(11)

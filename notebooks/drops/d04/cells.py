@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from three_axes.paper import SCHEDULES, Schedule
 
 
 def step_by(schedule: Schedule, chunks: dict[int, torch.nn.Module], batch: tuple, **options) -> float | None:
-    """On a rank: its part of a step by a schedule, with `toy.run_schedule` and its options."""
+    """On a rank: run its part of a step by a schedule. options: of `toy.run_schedule`. Returns the loss on
+    the rank of the last stage, None on others.
+    """
     tokens, targets = (whole.chunk(schedule.m) for whole in batch)
     ops = schedule.ops[dist.get_rank()]
     return toy.run_schedule(chunks, ops, schedule.rank_of, tokens, targets, **options)
@@ -29,13 +31,13 @@ def timed_step(
     schedule: Schedule = SCHEDULES["GPipe"].make(4, 1),
     watch: Callable = lambda stage: nullcontext(),
 ) -> Timeline:
-    """One step of the toy by a schedule, by default with one batch, on the clock. watch(stage): what it runs
-    in.
+    """The timeline of one step of the toy by a schedule, by default with one microbatch. watch(stage): a
+    context in which the step runs.
     """
 
     def run():
         stage = toy.split_depth(toy.ToyTransformer())
-        for _ in range(2):  # once to warm up
+        for _ in range(2):  # the first is a warm-up
             current.count_from_here()
             dist.barrier()
             with watch(stage):
@@ -46,12 +48,12 @@ def timed_step(
 
 
 def one_step(world: World) -> Step:
-    """What a step moved on four stages, and what each of them keeps."""
+    """A step on four stages: the bytes that ranks sent, and the bytes that each keeps."""
     return measured.one_step(world, {"pp": 4}, toy.split_depth, toy.pipeline_step)
 
 
 def answer(timeline: Timeline, shares: dict[str, float]) -> tuple[str]:
-    """What `reveal` takes: the part of the step in which a rank computed, the mean of the ranks."""
+    """The arguments of `reveal`: the part of the step in which a rank computed, the mean of the ranks."""
     worked = 1 - timeline.bubble
     nearest = min(shares, key=lambda option: abs(shares[option] - worked))
     fits = abs(shares[nearest] - worked) < 0.1

@@ -41,19 +41,21 @@ def pipeline(stage, tokens, targets, empty, rank, world_size):
 
 
 def _middle_only(attempt: Callable) -> Callable:
-    """A whole step, with the attempt on the stages between the first and the last."""
+    """A function for a whole step, in which the stages between the first and the last run the attempt."""
 
     def step(stage, tokens, targets, empty, rank, world_size):
         if 0 < rank < world_size - 1:
             attempt(stage, empty, rank)
-            return None  # what a middle stage returns is not asked for
+            return None  # the exercise does not ask for a middle stage's result
         return pipeline(stage, tokens, targets, empty, rank, world_size)
 
     return step
 
 
 def _step(attempt: Callable, facts: dict) -> None:
-    """Run one step. Note what goes through the stage, and which of its tensors are sent how many ranks on."""
+    """Run one step. Record the stage's forwards and backwards, which of its tensors were sent, and by how
+    many ranks further: "sent" has (name, distance), such as ("x.grad", -1).
+    """
     sizes, batch = dict(hidden=256, seq_len=16), toy.make_batch(4, 16)
     rank, p = dist.get_rank(), dist.get_world_size()
     twin, stage = toy.ToyTransformer(**sizes), toy.split_depth(toy.ToyTransformer(**sizes))
@@ -104,13 +106,15 @@ def _step(attempt: Callable, facts: dict) -> None:
 
 
 def _where(holds: Callable[[dict], bool]) -> Callable[[Run, Run], str]:
-    """Shows the last rank of which holds(its facts), in a step that is not the twin's."""
+    """A function for `shows`. In a step that is not the twin's, it names the last rank for which holds(facts)
+    is true; "" if there is none.
+    """
 
     def shown(run: Run, truth: Run) -> str:
         same = not run.error and all(facts["same"] for facts in run.ranks)
         if same and loop.alike(run.ranks[-1]["values"], truth.ranks[-1]["values"]):
             return ""
-        # A wrong gradient goes down the ranks: the last one is its source.
+        # A wrong gradient is passed on to lower ranks, so the last of these ranks is its source.
         guilty = [r for r, facts in enumerate(run.ranks) if facts and holds(facts)]
         return f"See rank {guilty[-1]}." if guilty else ""
 
@@ -121,14 +125,14 @@ NO_BACKWARD = _where(lambda f: f["forwards"] > f["backwards"] == 0 and ("values"
 
 
 def _left(run: Run) -> list[dict]:
-    """The facts of ranks that stand in a message with a rank that has finished."""
-    done = {r for r, seen in enumerate(run.error.seen if run.error else []) if seen.finished}
+    """The facts of ranks that are blocked in a send or receive whose other rank has finished."""
+    done = {r for r, status in enumerate(run.error.seen if run.error else []) if status.finished}
     return [run.ranks[r] for r, at in run.standing.items() if at["needs"][0] in done]
 
 
 def _second_did_as_the_last(run: Run, truth: Run) -> bool:
-    """Ranks 0 and 1 of four have finished with each other, and the others wait for what was never sent on."""
-    done = [seen.finished for seen in run.error.seen] if run.error else []
+    """Whether ranks 0 and 1 of four have finished, and the others wait for a message never sent."""
+    done = [status.finished for status in run.error.seen] if run.error else []
     waits = {r for r, at in run.standing.items() if at["op"] == "recv"}
     return done == [True, True, False, False] and waits == {2, 3}
 

@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ BUCKET = 100_000
 
 
 def forward(world: World) -> Table:
-    """What each layer of one forward pass gives, how much is kept for backward by then, and what was sent.
-
-    Every rank takes its share of 16 sequences of 16 tokens. The loss is shown for each.
+    """A row for each layer of one forward pass: the shape of its output, the bytes kept for backward until
+    then, and the bytes sent. Every rank takes its share of 16 sequences of 16 tokens. The last row has each
+    rank's loss.
     """
 
     def follow():
@@ -65,9 +65,10 @@ def paced_model() -> toy.ToyTransformer:
 
 
 def trace(world: World, how: str) -> tuple[Timeline, Traffic]:
-    """A data-parallel step on the clock, and its bytes: the shortest of a few.
+    """The timeline of a data-parallel step, and its bytes: the shortest of a few.
 
-    how: 'alone' (nothing is sent), 'after' backward, in 'buckets' under it, or PyTorch's 'DDP'.
+    how: when gradients are sent: 'alone' (never), 'after' backward, in 'buckets' during backward, or 'DDP'
+    (PyTorch's).
     """
 
     def steps():
@@ -82,7 +83,7 @@ def trace(world: World, how: str) -> tuple[Timeline, Traffic]:
         rank, size = dist.get_rank(), dist.get_world_size()
         for i in range(3):  # DDP makes its buckets after the first step
             tokens, targets = (toy.my_share(t, rank, size) for t in toy.make_batch(16, 16, seed=i))
-            current.count_from_here()  # the last step only
+            current.count_from_here()  # so only the last step is counted
             dist.barrier()
             with span("F"):
                 loss = toy.loss_of(model(tokens), targets)
@@ -97,7 +98,7 @@ def trace(world: World, how: str) -> tuple[Timeline, Traffic]:
         world.run(steps)
         line = world.timeline
         line.streams = [[_as_lane(s) for s in row] for row in line.streams]
-        # The barrier before the step is none of it.
+        # The barrier before the step is no part of the step.
         line.rows = [[s for s in row if not s.label.startswith("barrier")] for row in line.rows]
         return line, world.traffic
 
@@ -105,12 +106,12 @@ def trace(world: World, how: str) -> tuple[Timeline, Traffic]:
 
 
 def _as_lane(sent: Span) -> Span:
-    """An all-reduce as what a timeline draws in the network's lane, under what the rank computes."""
+    """A span; if it is an all-reduce, of the kind that a timeline draws in the network's lane."""
     return sent._replace(kind="reduce") if sent.label.startswith("all_reduce") else sent
 
 
 def ready_last() -> float:
-    """The share of the gradients that are there only when backward ends: block 0's and the embedding's."""
+    """The share of the gradients that backward computes last: those of block 0 and of the embedding."""
     model = paced_model()
     size = lambda part: sum(p.numel() for p in part.parameters())
     return (size(model) - sum(map(size, model.blocks[1:])) - size(model[-1])) / size(model)
@@ -122,9 +123,10 @@ def exposed(timeline: Timeline, alone: Timeline) -> float:
 
 
 def begun_in_backward(timeline: Timeline) -> str:
-    """How many of a rank's all-reduces began before its backward had ended, of all of them: "7 of 7".
+    """How many of a rank's all-reduces began before its backward ended, on the rank with the fewest: "7 of
+    7".
 
-    It is an order of events on one rank, so a busy machine does not change it. Of the ranks, the fewest.
+    This is an order of events on one rank, so a busy machine does not change it.
     """
     counts = []
     for row, stream in zip(timeline.rows, timeline.streams):
@@ -136,7 +138,7 @@ def begun_in_backward(timeline: Timeline) -> str:
 
 
 def answer(after: Timeline, buckets: Timeline, alone: Timeline) -> tuple[str, str]:
-    """What `reveal` takes: how much of the all-reduce still makes the step longer."""
+    """The arguments of `reveal`: how much of the all-reduce still makes the step longer."""
     share = exposed(buckets, alone) / exposed(after, alone)
     shows = "all of it" if share >= 0.98 else "a part of it" if share > 0.02 else "nothing"
     why = (

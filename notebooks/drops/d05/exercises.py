@@ -47,9 +47,8 @@ FUNCTION = "a function"
 
 
 def _train(attempt: Callable, facts: dict) -> None:
-    """Run a few steps. Note what the gradients were after each, and what was under way when.
-
-    When means before which layer's backward: an order of events, which no busy machine changes.
+    """Run a few steps. Record the mistake in the gradients after each, and which all-reduces were under way
+    before the backward of which layer: an order of events, which no busy machine changes.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -61,11 +60,11 @@ def _train(attempt: Callable, facts: dict) -> None:
     # beside: whether an all-reduce was under way when a layer's backward began
     facts |= {"off": "", "left": False, "unwaited": 0, "beside": False, "held": 0.0}
     forgotten = calls_before = 0
-    given: list[tuple[torch.Tensor, int]] = []  # what is being summed, and how often it was written before
+    given: list[tuple[torch.Tensor, int]] = []  # tensors being summed, with their versions before the sum
     hear(lambda call: given.append((call.first, call.first._version)) if call.first is not None else None)
 
     def begins(dy):
-        # The layer whose backward begins last is the first one: `early` and `held` keep what it was then.
+        # The first layer's backward begins last, so `early` and `held` keep the values of that moment.
         facts.update(early=sent(), beside=facts["beside"] or current.open_collectives().under_way)
         begun = len(facts["calls"]) - calls_before
         facts["held"] = 1 - (current.open_collectives().not_waited - forgotten) / max(1, begun)
@@ -100,8 +99,9 @@ def _train(attempt: Callable, facts: dict) -> None:
 def _off(
     step: int, mine: Sequence, whole: Sequence, own: Sequence, n: int, changed: bool
 ) -> str | tuple[str, str]:
-    """The mistake in the gradients after a step; "" where they are the twin's, `whole`. own: of this rank.
-    changed: whether one was written to between its all-reduce and the end of backward.
+    """The mistake in the gradients after a step, or (mistake, text); "" if they are the twin's, `whole`. own:
+    the gradients of this rank alone. changed: whether one was written to between its all-reduce and the end
+    of backward.
     """
     near = lambda scale, others: [
         torch.allclose(a, scale * b, atol=1e-6, rtol=1e-3) for a, b in zip(mine, others)
@@ -119,19 +119,21 @@ def _off(
     if all(near(1 / n, whole)):
         return "averaging twice"
     times = float(mine[0].norm() / whole[0].norm())
-    said = f"The gradients are {times:.2f} times as long as the twin's." * (abs(times - 1) > 0.005)
-    if said and all(near(times, whole)):
-        return "right but for a factor", said
-    return "other gradients than the twin's", said
+    text = f"The gradients are {times:.2f} times as long as the twin's." * (abs(times - 1) > 0.005)
+    if text and all(near(times, whole)):
+        return "right but for a factor", text
+    return "other gradients than the twin's", text
 
 
 def _share(run: Run) -> float:
-    """Share of the gradients on their way before the first layer's backward, on the rank with the least."""
+    """The share of the gradients sent before the first layer's backward, on the rank with the least."""
     return min(facts["share"] for facts in run.ranks)
 
 
 def _found(run: Run, _) -> str | tuple[str, str] | None:
-    """What is wrong on any rank with the gradients, or with when they were sent."""
+    """The mistake on any rank in the gradients, or in the moment at which they were sent; None if there is
+    none.
+    """
     if any(facts["left"] for facts in run.ranks):
         return "an all-reduce that nobody waits for", "After finish() an all-reduce was still under way."
     if any(facts["late"] for facts in run.ranks):

@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def llama_block() -> toy.Block:
 
 
 def usual_plan() -> dict:
-    """What PyTorch's tutorials give for such a block: each matrix by itself, by columns, then by rows."""
+    """The plan of PyTorch's tutorials for such a block: each matrix by itself, by columns, then by rows."""
     plan = tensor_plan.usual_plan(llama_block())
     return {name: plan[name] for name in MATRICES}
 
 
 def merged_plan() -> dict:
     """`usual_plan()` with four all-reduces in a step of one block instead of seven."""
-    # One DTensor of x for all matrices that read it: their gradients are added before they are summed.
+    # All matrices that read x share one DTensor of it: their gradients of x are added before the all-reduce.
     whole = lambda: PrepareModuleInput(
         input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False
     )
@@ -47,9 +47,8 @@ def merged_plan() -> dict:
 
 
 def all_reduces(world: World, make_plan) -> dict[str, int]:
-    """All-reduces of one step of a Llama-shaped block under a plan of PyTorch's.
-
-    Raises ValueError for what is no plan for this block.
+    """All-reduces on rank 0 in one step of a Llama-shaped block, forward and backward. make_plan(): a plan
+    for PyTorch's `parallelize_module`. Raises ValueError if it is no plan for this block.
     """
     if problem := _problem(make_plan(), llama_block()):
         raise ValueError(problem)
@@ -59,7 +58,7 @@ def all_reduces(world: World, make_plan) -> dict[str, int]:
         x = torch.randn(2, 8, 64, dtype=torch.float64, requires_grad=True)
         calls = lambda: sum(row.calls for row in current.counted_so_far() if row.op == "all_reduce")
         parallelize_module(block, mesh, make_plan())
-        current.count_from_here()  # the setting up is not counted
+        current.count_from_here()  # `parallelize_module` is not counted
         y = block(x)
         forward = calls()
         y.square().sum().backward()
@@ -69,10 +68,10 @@ def all_reduces(world: World, make_plan) -> dict[str, int]:
 
 
 def _problem(plan, block: nn.Module) -> str:
-    """Why this is no plan for the block; '' where it is one."""
+    """Why this is no plan for the block; '' if it is a plan."""
     if not isinstance(plan, dict):
-        given = "nothing" if plan is None else f"{plan!r:.60}"
-        return f"You return {given}; return a dictionary: name of a part -> how to split it."
+        value = "nothing" if plan is None else f"{plan!r:.60}"
+        return f"You return {value}; return a dictionary: name of a part -> how to split it."
     parts = [name for name, _ in block.named_modules()]
     if unknown := sorted(set(plan) - set(parts)):
         return f"The block has no part called {unknown[0]!r}. Its parts are {', '.join(filter(None, parts))}."
@@ -81,8 +80,8 @@ def _problem(plan, block: nn.Module) -> str:
     return f"{odd[0]!r} gets {plan[odd[0]]!r:.70}; {needs}" if odd else ""
 
 
-# Emulated: links inside a node, and ports out of it that are 10 times slower, slow enough for a laptop to
-# keep up.
+# Emulated: links inside a node, and ports out of it that are 10 times slower. All are so slow that a laptop
+# keeps up.
 ONE_NODE, TWO_NODES = networks.four_ranks(5e6)
 
 
@@ -100,8 +99,8 @@ def one_step(world: World, sequence: bool) -> Traffic:
 
 
 def one_step_by_pytorch(world: World) -> Traffic:
-    """One step of the toy with `parallelize_module`, each pair's input made a DTensor once: PyTorch's tensor
-    parallelism with Megatron's four.
+    """The bytes of one step of the toy with `parallelize_module`, where each pair's input becomes a DTensor
+    once: PyTorch's tensor parallelism with Megatron's four all-reduces a layer.
     """
 
     def run():
@@ -109,7 +108,7 @@ def one_step_by_pytorch(world: World) -> Traffic:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for block in model.blocks:
             parallelize_module(block, mesh, tensor_plan.merged_plan(block, sp=False))
-        current.count_from_here()  # the setting up is not counted
+        current.count_from_here()  # `parallelize_module` is not counted
         toy.tensor_parallel_step(model, *toy.make_batch())
 
     world.run(run)
@@ -120,7 +119,7 @@ def kept_for_backward(world: World) -> dict[str, int]:
     """Bytes that one block keeps for backward on rank 0: split by TP alone, and with SP."""
 
     def run(sequence):
-        block = toy.split_width(toy.ToyTransformer(), sequence=sequence).blocks[1]  # an inner one
+        block = toy.split_width(toy.ToyTransformer(), sequence=sequence).blocks[1]  # an inner block
         x = torch.randn(8, 32, 256, requires_grad=True)
         with memory.saved_activations(block) as held:
             block(toy.my_tokens(x) if sequence else x)
@@ -130,7 +129,7 @@ def kept_for_backward(world: World) -> dict[str, int]:
 
 
 def paced_step(world: World) -> Timeline:
-    """One tensor-parallel step on the clock, with emulated compute; the shortest of a few."""
+    """The timeline of one tensor-parallel step with emulated compute: the shortest of a few."""
 
     def run():
         model = toy.split_width(toy.ToyTransformer(hidden=64))
@@ -166,7 +165,7 @@ def price() -> Table:
 
 
 def answer(near: Timeline, far: Timeline) -> tuple[str, str]:
-    """What `reveal` takes: how many times as long rank 0 waits, on the second timeline."""
+    """The arguments of `reveal`: how many times as long rank 0 waits, on the second timeline."""
     times = far.seconds(0, "wait") / near.seconds(0, "wait")
     spans = {
         "as long as before": (0.7, 1.3),

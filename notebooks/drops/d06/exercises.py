@@ -42,7 +42,7 @@ def _numbers() -> list[torch.Tensor]:
 
 
 def _parts(rank: int, t: int) -> list[tuple]:
-    warnings.filterwarnings("ignore", "c10d::.*autograd kernel")  # what it leads to is told below
+    warnings.filterwarnings("ignore", "c10d::.*autograd kernel")  # the exercise's mistakes explain it
     x, up, down, _ = _numbers()
     return [(toy.my_tokens(x).requires_grad_(), up.chunk(t, 1)[rank], down.chunk(t, 0)[rank], rank, t)]
 

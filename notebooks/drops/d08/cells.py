@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ NODES = networks.nodes("two nodes of four", 4, 20e6, 1e6)
 def expected_bytes(
     hidden: int, b: int, s: int, d: int, p: int, t: int, rank: int = 0, layers: int = 4
 ) -> dict[str, float]:
-    """Bytes that a rank sends along each axis in one step of the toy, in float32: the theory's list of
-    operations, read for what is sent.
+    """Bytes that a rank sends along each axis in one step of the toy, in float32, by the planner's list of
+    operations.
     """
     layout = Layout(dp=d, tp=t, pp=p, sequence_parallel=False)
     model = replace(MODELS["toy"], hidden=hidden, layers=layers, ffn=4 * hidden, head_dim=hidden // 4)
@@ -49,9 +49,9 @@ def expected_bytes(
 
 
 def by_axis(traffic: Traffic, sizes: dict[str, int], predicted: dict[str, float], rank: int = 0) -> Table:
-    """Bytes that `rank` sent along each axis, three ways.
+    """Bytes that `rank` sent along each axis, in three ways: predicted, counted, on the wire.
 
-    Two ranks share one axis at most, so who sent to whom tells the axis.
+    Two ranks share one axis at most, so the receiver of a byte determines its axis.
     """
     rows, place = [], Placement(sizes)
     for axis in reversed(sizes):
@@ -65,7 +65,9 @@ def by_axis(traffic: Traffic, sizes: dict[str, int], predicted: dict[str, float]
 
 
 def one_step(world: World, sizes: dict[str, int]) -> Step:
-    """A step of the toy on the grid, in two microbatches: what it moved, and what each rank keeps."""
+    """A step of the toy on the grid, in two microbatches: the bytes that ranks sent, and those that each
+    keeps.
+    """
 
     def run():
         grid = toy.grid_groups(sizes["dp"], sizes["pp"], sizes["tp"], tuple(sizes))
@@ -79,7 +81,9 @@ def one_step(world: World, sizes: dict[str, int]) -> Step:
 
 
 def compare_with_twin(world: World, d: int, p: int, t: int) -> str:
-    """Three steps of SGD on the grid and in one process, in float64: whether the weights are the same."""
+    """A sentence: whether the weights are the same after three steps of SGD on the grid and in one process,
+    in float64.
+    """
 
     def run():
         grid = toy.grid_groups(d, p, t)
@@ -102,16 +106,15 @@ def compare_with_twin(world: World, d: int, p: int, t: int) -> str:
 
 
 def of_the_70b() -> str:
-    """What a GPU of the 70B's layout of drop 14 sends in a step, along each axis."""
+    """The bytes that a GPU sends in a step along each axis, in the 70B's layout of drop 14."""
     job = Job(find_model("llama-3-70b"), global_batch=128, seq_len=8192)
     moved = sent(job, Layout(dp=4, tp=8, pp=2, zero=1))
     return ", ".join(f"{axis} {human(moved[axis])}" for axis in sorted(moved, key=moved.get, reverse=True))
 
 
 def step_seconds(world: World, order: tuple[str, ...]) -> float:
-    """One step of 2 × 2 × 2 on the world's fabric with the axes placed in this order, outermost first.
-
-    The shortest of a few.
+    """Seconds of one step of 2 × 2 × 2 on the world's fabric, the shortest of a few. order: the axes, the
+    outermost first.
     """
 
     def run():
@@ -128,7 +131,7 @@ def step_seconds(world: World, order: tuple[str, ...]) -> float:
 
 
 def answer(inside: float, outside: float) -> tuple[str, str]:
-    """What `reveal` takes. inside, outside: a step's seconds with tp innermost, and outermost."""
+    """The arguments of `reveal`. inside, outside: a step's seconds with tp innermost, and outermost."""
     times = outside / inside
     spans = {
         "as long as with tp innermost": (0, 1.2),

@@ -36,7 +36,7 @@ GRIDS = layouts("pp2 dp2 tp2, dp2 pp2 tp2, pp2 dp1 tp4, pp1 dp4 tp2, dp2 pp4 tp1
 
 
 def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
-    """What is wrong in the first grid where something is, and what shows it."""
+    """(mistake, a text that shows it) in the first grid that has one; None if none has."""
     off = [i for i, answer in enumerate(run.values) if answer != truth.values[i]]
     if not off:
         return None
@@ -68,7 +68,9 @@ def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
 
 
 def met(groups_of: list[dict[str, list[int]]]) -> list[int]:
-    """Make the groups of each rank on real ranks, sum a one in each: the ranks that rank 0 met, by axis."""
+    """Make the groups of all ranks on real ranks, and all-reduce a 1 in each. Returns the number of ranks
+    that rank 0 met along each axis.
+    """
 
     def meet():
         sums = []
@@ -146,7 +148,7 @@ def _axes(answer) -> list[str]:
 
 
 def _first_off(run: Run, truth: Run) -> list[tuple[str, str, str]]:
-    """The first layout that is answered otherwise; of none, how many there were."""
+    """The first layout with another answer than the solution's; if there is none, the number of layouts."""
     for (sizes, node), mine, wanted in zip(CASES, run.values, truth.values):
         if mine != wanted:
             return [(f"{in_words(sizes)} nodes of {node}", str(mine), str(wanted))]
@@ -154,15 +156,15 @@ def _first_off(run: Run, truth: Run) -> list[tuple[str, str, str]]:
 
 
 def _same(run: Run, _) -> bool:
-    """Whether some axes are named wherever they have more than one rank, and the others nowhere: by their
-    names, or by their places.
+    """Whether the answers name some axes wherever they have more than one rank, and the others nowhere. An
+    axis is taken by its name, or by its place in `sizes`.
     """
     if run.error or not any(run.values):
         return False
     answers = [(list(sizes), sizes, mine) for (sizes, _), mine in zip(CASES, run.values)]
     by_name = [{axis in mine for _, sizes, mine in answers if sizes[axis] > 1} for axis in AXES]
     by_place = [{a[i] in mine for a, sizes, mine in answers if sizes[a[i]] > 1} for i in range(len(AXES))]
-    return any(all(len(said) == 1 for said in by) for by in (by_name, by_place))
+    return any(all(len(named) == 1 for named in by) for by in (by_name, by_place))
 
 
 across = Asked(

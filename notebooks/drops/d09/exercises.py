@@ -41,8 +41,8 @@ CASES = [
 
 
 def _held(zero: int) -> tuple[int, ...]:
-    """One rank of 2 × 2 × 2: hold the states of its matrices in mixed precision, run a step, and count the
-    bytes it holds: of weights, gradients, optimizer.
+    """On a rank of 2 × 2 × 2: hold the states of its matrices in mixed precision, run a step, and return the
+    bytes that it holds of (weights, gradients, optimizer).
     """
     grid = toy.grid_groups(2, 2, 2)
     dp, layers = grid["dp"].get_group(), DEEP[grid["pp"].get_local_rank()]
@@ -64,7 +64,7 @@ def _held(zero: int) -> tuple[int, ...]:
 
 @cache
 def _fullest() -> list[tuple[float, ...]]:
-    """What the fullest of eight real ranks holds, for each ZeRO stage."""
+    """(weights, gradients, optimizer): bytes on the fullest of eight real ranks, for each ZeRO stage."""
     with World(8, timeout=20) as world:
         return [tuple(map(float, max(world.run(_held, zero), key=sum))) for zero in range(4)]
 
@@ -75,7 +75,9 @@ def _three(answer) -> tuple[float, ...]:
 
 
 def _beside_ranks(run: Run, truth: Run) -> list[tuple[str, str, str]]:
-    """The answers for 2 × 2 × 2 beside real ranks, and the first other case that is answered otherwise."""
+    """The answers for 2 × 2 × 2 beside real ranks, then those for other cases that differ from the
+    solution's; at most five in all.
+    """
     if not alike(_fullest(), truth.values[:4]):
         raise AssertionError(f"the formula says {truth.values[:4]}, the ranks hold {_fullest()}")
     figures = []
@@ -129,22 +131,24 @@ def zero_one(weights, gradient, update, rank, world_size):
     dist.all_gather_into_tensor(weights, mine.clone())
 
 
-STEPS = 2  # of each check: who keeps something from the first must still do the second
+STEPS = 2  # of each check: an attempt that keeps something from the first step must still do the second
 
 
 def _to_step(rank: int, n: int) -> list[tuple]:
-    """Weights that all ranks hold, each rank's own gradient, and an Adam that notes how much it is given."""
+    """The arguments of each step: weights that all ranks hold, the rank's own gradient, and an update like
+    Adam's that records the number of weights it was given.
+    """
     draw = lambda seed: torch.randn(60 * n, generator=torch.Generator().manual_seed(seed))
     facts = facts_so_far()
     facts["updated"] = [0] * STEPS
 
     def step(number: int) -> tuple:
-        known = {}  # a part that is given again has its states already
+        known = {}  # parts by their address: the states of a part that is given again exist already
 
         def update(w, g):
             known[w.data_ptr()] = w
-            facts["updated"][number] = sum(one.numel() for one in known.values())
-            w -= 0.1 * g / (g.square().sqrt() + 0.5)  # the first step, with an epsilon that shows a factor
+            facts["updated"][number] = sum(part.numel() for part in known.values())
+            w -= 0.1 * g / (g.square().sqrt() + 0.5)  # Adam's first step; its epsilon reveals a factor
 
         return draw(number), draw(10 + rank + 100 * number), update, rank, n
 
@@ -152,7 +156,7 @@ def _to_step(rank: int, n: int) -> list[tuple]:
 
 
 def _given(run: Run) -> int:
-    """The numbers that a rank's optimizer was given in a step, all its calls together: the most."""
+    """The most weights that a rank's update was given in a step, in all its calls together."""
     return max((max(facts.get("updated") or [0]) for facts in run.ranks if facts), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Drop 09: what its cells show: states, messages and activations, by formula and measured on ranks."""
+"""Functions for the cells of drop 09: states, messages and activations, by formula and measured on ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS = ("weights", "gradients", "optimizer")
 
 
 def bytes_per_parameter() -> Table:
-    """The ways people count, side by side."""
+    """The usual ways to count the bytes of a parameter's states, side by side."""
     kinds = BYTES_PER_PARAMETER.items()
     rows = [[name, *map(str, (*parts.values(), sum(parts.values())))] for name, parts in kinds]
     return Table(["bytes for one parameter", *PARTS, "in all"], rows)
@@ -41,13 +41,13 @@ def zero_stages(params: float, d: int) -> Table:
     )
 
 
-KINDS = {"DP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3, "FSDP": 3}  # how it is called here -> ZeRO stage
+KINDS = {"DP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3, "FSDP": 3}  # name of a training here -> ZeRO stage
 
 
 class _Training:
     """The toy on this rank as one of KINDS trains it, over the ranks of `mesh`: weights, optimizer, a step.
 
-    half: in mixed precision. options: of the hand-written ZeRO.
+    half: whether to train in mixed precision. options: arguments of the hand-written ZeRO.
     """
 
     def __init__(self, kind: str, mesh: DeviceMesh, half: bool = False, **options):
@@ -58,7 +58,7 @@ class _Training:
             for part in (*self.model.blocks, self.model):
                 fully_shard(part, mesh=mesh, mp_policy=policy)
         elif kind == "DP":
-            # Else its buckets are a second copy of the gradients.
+            # Without this option DDP's buckets are a second copy of the gradients.
             self.wrapped = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         else:
             self.model.to(precision)
@@ -77,8 +77,8 @@ class _Training:
     def held(self) -> dict[str, int]:
         """Bytes of weights, of gradients, and of the optimizer: Adam's m and v, and the master copy.
 
-        The shard of the hand-written ZeRO is the master copy of half-precision weights. Of float32 weights it
-        is a copy: counted where weights are not whole.
+        Under the hand-written ZeRO the shard is the master copy of half-precision weights. Of float32 weights
+        it is a second copy, which counts only if the weights are not whole.
         """
         size = lambda tensors: sum(memory.storages(tensors).values())
         parameters, held = list(self.model.parameters()), memory.by_kind(self.model, self.optimizer)
@@ -92,8 +92,8 @@ class _Training:
 
 
 def measured_states(world: World, kind: str) -> tuple[list[dict[str, int]], Traffic]:
-    """What each rank holds just before the optimizer's step, in float32 with Adam, and the bytes of one step.
-    kind: one of KINDS.
+    """The bytes that each rank holds just before the optimizer's step, in float32 with Adam, and the traffic
+    of one step. kind: one of KINDS.
     """
 
     def run():
@@ -126,7 +126,8 @@ def states_table(world: World, by_kind: dict[str, list[dict[str, int]]]) -> Tabl
     return Table(columns, rows, title=f"one of {d} ranks, {n:,} parameters, float32")
 
 
-# -> as which kind it trains here, with which options; whose record says its bytes; and those as a formula
+# Framework -> (the kind of KINDS that trains as it does, options of that, the name of the record with its
+# bytes, a formula for them)
 BY_FRAMEWORK = {
     "textbook": ("ZeRO-1", {}, "textbook", "4 + 12/d"),
     "DeepSpeed": ("ZeRO-1", {}, "deepspeed", "4 + 12/d"),
@@ -136,9 +137,9 @@ BY_FRAMEWORK = {
 
 
 def by_framework(world: World) -> Table:
-    """Bytes for a parameter in mixed precision, as three frameworks keep it: on a rank alone and on one of
-    all d, by formula and measured just before the optimizer's step. And those that a rank sends in a step, by
-    the planner, of a 7B.
+    """Bytes that a parameter takes in mixed precision, in the textbook and in three frameworks: with d = 1
+    and with all d ranks, by formula and measured just before the optimizer's step. The last column has the
+    bytes that a rank of a 7B sends for it in a step, by the planner.
     """
 
     def run(kind: str, options: dict, d: int) -> int:
@@ -169,7 +170,7 @@ def by_framework(world: World) -> Table:
 
 
 def step_bytes(world: World, moved: dict[str, Traffic]) -> Table:
-    """Bytes of one step in units of P·(d-1)/d, P the bytes of the gradients: by the book, and on the wire."""
+    """Bytes of one step in units of S·(d-1)/d, where S is the bytes of the gradients, in three ways."""
     d, p = len(world), 4 * sum(q.numel() for q in toy.ToyTransformer().parameters())
     unit = p * (d - 1) / d
     in_units = lambda size: "n/a" if size is None else f"{size / unit:.2f}"
@@ -229,7 +230,7 @@ def activations_table(b: int = 2, s: int = 128, h: int = 256, a: int = 4) -> Tab
 
 
 def answer(held: dict[str, list[dict[str, int]]]) -> tuple[str, str]:
-    """What `reveal` takes: bytes for a parameter on a rank, under ZeRO-1."""
+    """The arguments of `reveal`: bytes for a parameter on a rank, under ZeRO-1."""
     a_parameter = sum(held["ZeRO-1"][0].values()) / sum(p.numel() for p in toy.ToyTransformer().parameters())
     why = "Weights and gradients stay whole: 4 + 4. The optimizer's 8 become 8/4 = 2."
     return f"{a_parameter:.0f} bytes", why

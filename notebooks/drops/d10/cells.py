@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LADDER_BUDGET = 8e6
 
 
 class _Outside:
-    """Saved activations as plain bytes, outside of what the budget counts: as if in the host's memory."""
+    """Keeps saved activations as NumPy arrays, which the budget does not count: the host's memory."""
 
     def __init__(self):
         self.moved = 0  # bytes, out and back
@@ -52,10 +52,10 @@ class _Outside:
 
 
 def _try(remedy: str, tokens: int, b: int) -> dict:
-    """One rank's part: three steps with Adam on b sequences a rank.
+    """On a rank: three steps with Adam on b sequences a rank, under a remedy.
 
-    Returns the peak of bytes after the first, and what a step cost. On a busy machine gloo's thread frees a
-    buffer late, which raises a step's peak: the lower of the two counts.
+    Returns the peak of bytes, the lower one of the second and the third step, and the costs of a step (see
+    `attempt`). On a busy machine gloo's thread frees a buffer late, which raises a step's peak.
     """
     rank, d = dist.get_rank(), dist.get_world_size()
     model = toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG, seed=0)
@@ -66,7 +66,7 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
     if remedy.startswith("recompute"):
         for block in model.blocks[: 2 if "2" in remedy else 4]:
             block.forward = lambda x, plain=block.forward: checkpoint(plain, x, use_reentrant=False)
-    # Sequences that go through the blocks' MLPs, which run again where a block does.
+    # Sequences that pass through the blocks' MLPs: a block that is recomputed runs its MLP again.
     forwards = collections.Counter()
     for block in model.blocks:
         block.mlp.register_forward_pre_hook(lambda _, args: forwards.update(sequences=len(args[0])))
@@ -102,15 +102,15 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
 
 @cache
 def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: int = 4) -> dict:
-    """Try a remedy on the long batch, on real ranks under a budget: did it fit, its peak without a limit, and
-    what a step cost. A kernel tries each once.
+    """Try a remedy on the long batch, on real ranks under a budget. A kernel tries each remedy once.
 
-    forwards: how often a sequence goes through a block. sent: bytes by the busiest rank. host: bytes to the
-    host's memory and back.
+    Returns fits; error: of the run that did not fit, else ""; peak: the most bytes of a rank, without the
+    budget if the run did not fit; forwards: how often a sequence passes through a block; sent: bytes of the
+    busiest rank; host: bytes to the host's memory and back.
     """
     ranks = 8 if remedy == "DP on 8 ranks" else RANKS
     outcome = {"fits": True, "error": ""}
-    for limit in (budget, 1e12):  # what fits is the same run without a limit
+    for limit in (budget, 1e12):  # a run that does not fit is repeated without a limit
         with World(ranks, memory=limit, timeout=60) as world:
             try:
                 results = world.run(_try, remedy, tokens, b)
@@ -134,7 +134,7 @@ def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
     output = 2 + 3 * toy.VOCABULARY / HIDDEN
     states, blocks = 12 * n, 4 * 16 * unit
     if remedy == "ZeRO-1":
-        # Gradients are not there yet; the shard of the weights is kept twice.
+        # Gradients do not exist yet; the shard of the weights is kept twice.
         states = (4 + 4 + 8 / RANKS) * n - 4 * n + 4 * n / RANKS
     elif remedy == "ZeRO-3":
         states = 12 * n / RANKS
@@ -156,7 +156,7 @@ def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
 def ladder(tried: dict[str, dict]) -> Table:
     """The remedies side by side.
 
-    Peaks differ a little from run to run, as gloo lets go of its buffers; seconds are left out altogether.
+    Peaks differ a little from run to run, because gloo frees its buffers at different moments.
     """
     rows = []
     for name, r in tried.items():
@@ -167,7 +167,7 @@ def ladder(tried: dict[str, dict]) -> Table:
 
 
 def prices(tried: dict[str, dict]) -> Table:
-    """What a step costs with each remedy that fits, and with none."""
+    """The costs of a step with each remedy that fits, and without any."""
     rows = [
         [name, f"{r['forwards']:g}", human(r["sent"]), human(r["host"]) if r["host"] else ""]
         for name, r in tried.items()
@@ -178,13 +178,13 @@ def prices(tried: dict[str, dict]) -> Table:
 
 
 def by_microbatch(sequences: int = 16) -> dict[int, tuple[int, float]]:
-    """One batch in microbatches of each size b, in this process: b -> (bytes kept for backward, seconds
-    of the processor that the step takes, the least of five).
+    """One batch in microbatches of each size b, in this process: b -> (bytes kept for backward, processor
+    seconds of the step, the least of five).
     """
     model = toy.ToyTransformer(hidden=HIDDEN, seq_len=USUAL)
     x, y = toy.make_batch(sequences, USUAL)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # of which `thread_time` is the clock
+    torch.set_num_threads(1)  # `thread_time` counts the seconds of this thread only
 
     def step(b: int) -> float:
         start = time.thread_time()
@@ -207,7 +207,7 @@ def by_microbatch(sequences: int = 16) -> dict[int, tuple[int, float]]:
 
 
 def microbatches_table(measured: dict[int, tuple[int, float]]) -> Table:
-    """What a smaller microbatch saves, and what it costs."""
+    """The bytes that a smaller microbatch saves, and the time that it costs."""
     whole = measured[max(measured)][1]
     rows = [[str(b), human(kept), f"× {seconds / whole:.1f}"] for b, (kept, seconds) in measured.items()]
     columns = ["sequences at a time", "kept for backward", "time of the step"]
@@ -220,7 +220,7 @@ PADDED, LONGEST = 1024, 5120  # tokens of the longest sequence of a batch, to wh
 
 
 def held(tokens: int, **changed) -> Estimate:
-    """The run with batches padded to `tokens`; changed: fields of its layout."""
+    """The planner's estimate of the run, with batches padded to `tokens`. changed: fields of its layout."""
     return estimate(Job(MODEL, CLUSTER, BATCH, tokens), replace(LAYOUT, **changed))
 
 
@@ -252,7 +252,7 @@ def the_13b() -> Table:
 
 
 def last_lines() -> str:
-    """The end of such a run's log, with the memory that theory gives for each batch."""
+    """The end of the run's log, with the planner's memory for each batch."""
     lines = [
         f"step {step}  longest sequence {tokens:>5,}  peak {held(tokens).memory_bytes / 1e9:.1f} GB"
         for step, tokens in ((3997, 960), (3998, 1024), (3999, 896))
@@ -272,7 +272,7 @@ cuts states, and these were not the problem. What helps cuts activations:
 
 
 def answer(tried: dict[str, dict], options: Sequence[str]) -> tuple[str, str]:
-    """What `reveal` takes: the one remedy of `options` that let the long batch through."""
+    """The arguments of `reveal`: the one remedy of `options` that let the long batch through."""
     fit = [name for name in options if tried[name]["fits"]]
     option = fit[0] if len(fit) == 1 else f"none of these: {' and '.join(fit) or 'nothing'} fits"
     return option, WHY

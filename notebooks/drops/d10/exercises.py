@@ -43,8 +43,10 @@ SIGNATURES = {
     " Activations grow with s.",
     "gather on rank 0": "Level, and then rank 0 alone rises. Something collects everybody's tensors on it.",
 }
-# (what it was, what it was taken for) -> how the mistake is called
-TAKEN = {(was, said): f"{said} where it was {was}" for was, said in itertools.permutations(CAUSES, 2)} | {
+# (the cause, the answer) -> the mistake's name
+TAKEN = {
+    (was, answer): f"{answer} where it was {was}" for was, answer in itertools.permutations(CAUSES, 2)
+} | {
     ("gather on rank 0", "long batch"): "one rank is not all ranks",
     ("long batch", "leak"): "a spike is not a slope",
     ("optimizer state", "leak"): "a step up is not a slope",
@@ -54,11 +56,12 @@ TAKEN = {(was, said): f"{said} where it was {was}" for was, said in itertools.pe
 
 @cache
 def _ended() -> list[tuple[str, str, Run]]:
-    """(which run, why it ended, the run): the recorded ones, runs of a smaller model that end now, and the
-    recorded ones as ranks are that do not all hold the same.
+    """(name, cause, run) of each run: the recorded runs, runs of a smaller model that are made now, and the
+    recorded runs changed so that ranks hold different amounts.
     """
     fresh = [(cause, crash(cause, budget=4.65e6, at=2, hidden=48)) for cause in CAUSES]
-    # The number of steps alone tells nothing: a long batch in the second step, a leak that ends in the third.
+    # With these the number of steps alone decides nothing: a long batch in the second step, a leak that ends
+    # in the third.
     fresh.append(("long batch", crash("long batch", budget=4.65e6, at=1, hidden=48)))
     fresh.append(("leak", crash("leak", budget=4.45e6, hidden=48)))
     recorded = [(f"Incident {k}", cause, load(k)) for k, cause in RECORDED.items()]
@@ -71,7 +74,9 @@ def _ended() -> list[tuple[str, str, Run]]:
 
 
 def _uneven(run: Run, more: int) -> Run:
-    """The run made uneven: each rank holds more bytes than the one before, a long run has a level step."""
+    """The run with uneven ranks: each holds `more` bytes more than the rank before it. A step is repeated: in
+    a long run the second, in a short run the last.
+    """
     peaks = [[held + more * rank for rank, held in enumerate(step)] for step in run.peaks]
     level = 1 if len(peaks) > 3 else len(peaks)
     again = lambda steps: steps[: level + 1] + steps[level:]
@@ -79,15 +84,15 @@ def _uneven(run: Run, more: int) -> Run:
 
 
 def _taken(seen: engine.Run, _) -> tuple[str, str] | None:
-    """How the first wrong cause is called, and the run that was given it, in words."""
-    told = ((*ended, said) for ended, said in zip(_ended(), seen.values) if said != ended[1])
-    which, was, run, said = next(told, [None] * 4)
+    """(mistake, a text on the run) for the first run with a wrong answer; None if there is none."""
+    wrong = ((*ended, answer) for ended, answer in zip(_ended(), seen.values) if answer != ended[1])
+    which, was, run, answer = next(wrong, [None] * 4)
     if not run:
         return None
     steps = run.peaks if len(run.peaks) <= 3 else run.peaks[:2] + run.peaks[-2:]
     peaks = " → ".join(human(max(held)) for held in steps) + f"; its emptiest: {human(min(steps[-1]))}"
-    return TAKEN[was, said], (
-        f"{which}: you say {said}, it was {was}. {SIGNATURES[was]} (Its fullest rank: {peaks}; sequences of"
+    return TAKEN[was, answer], (
+        f"{which}: you say {answer}, it was {was}. {SIGNATURES[was]} (Its fullest rank: {peaks}; sequences of"
         f" {run.tokens[0]}, at the end {run.tokens[-1]}.)"
     )
 
@@ -104,7 +109,7 @@ signature = engine.Asked(
         " time.",
     ],
     cases=lambda: [(run.tokens, run.peaks) for _, _, run in _ended()],
-    reads=lambda said: CAUSES[CAUSES.index(said.strip())],
+    reads=lambda answer: CAUSES[CAUSES.index(answer.strip())],
     praise="Four recorded runs, also on uneven ranks, and six of a smaller model that crashed here.",
     figures=lambda seen, truth: [
         ("runs told apart", str(sum(map(eq, seen.values, truth.values))), str(len(truth.values)))

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from helpers.train import Trainer
 
 CAUSES = ("optimizer state", "leak", "long batch", "gather on rank 0")
-HIDDEN, RANKS, USUAL, LONG = 64, 4, 32, 160  # of the incidents: sequences of 32 tokens, and one of 160
+HIDDEN, RANKS, USUAL, LONG = 64, 4, 32, 160  # of the incidents; USUAL, LONG: tokens of a sequence
 BUDGET = 6.5e6  # bytes for each rank
 
 
 @dataclass
 class Run:
-    """What is left of a run that ended out of memory. peaks[step][rank]: the most bytes of tensors that the
+    """The record of a run that ended out of memory. peaks[step][rank]: the most bytes of tensors that the
     rank held in that step.
 
-    tokens[step]: the length of its longest sequence. log: what was printed. error: the last words of the rank
-    that failed.
+    tokens[step]: the length of the step's longest sequence. log: the printed lines. error: the message of the
+    rank that failed. budget: bytes of a rank.
     """
 
     tokens: list[int]
@@ -51,17 +51,17 @@ def load(number: int) -> Run:
 
 
 def out_of_memory(error: RankError) -> str:
-    """What the rank said that had no room left; '' where none did."""
-    said = (s.error.message for s in error.seen if s.error and s.error.type == "OutOfMemoryError")
-    return str(next(said, ""))
+    """The message of the first rank that was out of memory; '' if none was."""
+    messages = (s.error.message for s in error.seen if s.error and s.error.type == "OutOfMemoryError")
+    return str(next(messages, ""))
 
 
 def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidden: int = HIDDEN) -> Run:
     """Train the toy on four real ranks under a memory budget, with one thing wrong, until a rank is out of
     memory.
 
-    cause: one of CAUSES. at: the step at which the long batch or the checkpoint comes. Raises ValueError if
-    the run survives.
+    cause: one of CAUSES. budget: bytes of a rank. at: the step with the long batch or the gather. Raises
+    ValueError if the run survives.
     """
 
     def train(first: bool, step: int, tokens: int) -> tuple[int, float]:
@@ -115,7 +115,7 @@ def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidd
 # -- the fifth signature: a device that is full of holes ------------------------------------------
 
 DEVICE = 11.6e6  # bytes
-THOUSANDTH = 1000  # of the allocator's sizes: a tensor of 1 kB is placed as one of 1 MB would be
+THOUSANDTH = 1000  # the allocator's sizes are divided by this: a tensor of 1 kB is placed like one of 1 MB
 VARIED = (88, 64, 88, 64, 40, 56, 72, 64, 96)  # the longest sequence of each step's batch
 SAME = (96,) * len(VARIED)  # all padded to the longest
 
@@ -124,9 +124,9 @@ SAME = (96,) * len(VARIED)  # all padded to the longest
 class Fragmented:
     """A run on one rank whose tensors are placed as PyTorch places them on a GPU.
 
-    allocated, reserved: the most bytes of each in every step. given_back: how often, by then, free segments
-    were given back to the device. error: of the step that failed, or "". segments: when it failed, as
-    PyTorch's memory snapshot lists them.
+    tokens, allocated, reserved, given_back have a number for each step: its longest sequence, the most bytes
+    of each kind, and how often free segments have been returned to the device until then. error: of the step
+    that failed, or "". segments: at that moment, as PyTorch's memory snapshot lists them.
     """
 
     tokens: list[int]
@@ -143,7 +143,7 @@ def load_fragmented(name: str) -> Fragmented:
 
 
 def fragment(lengths: tuple[int, ...], device: float = DEVICE) -> Fragmented:
-    """Train the toy with Adam on batches of these lengths, until they are through or memory is out."""
+    """Train the toy with Adam on batches of these lengths, up to the last or until memory is out."""
 
     def step(first: bool, tokens: int) -> None:
         names = current.rank_state()
@@ -153,7 +153,7 @@ def fragment(lengths: tuple[int, ...], device: float = DEVICE) -> Fragmented:
             names["model"] = toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG, seed=0)
             names["optimizer"] = torch.optim.AdamW(names["model"].parameters())
         allocator.most_allocated = allocator.most_reserved = 0
-        # The loop's variables: the last step's live on until they are set anew, as in every training script.
+        # The loop's variables live on until the next step sets them anew, as in every training script.
         names["x"], names["y"] = toy.make_batch(4, tokens, seed=tokens)
         names["scores"] = names["model"](names["x"])
         toy.loss_of(names["scores"], names["y"]).backward()
@@ -180,7 +180,7 @@ def fragment(lengths: tuple[int, ...], device: float = DEVICE) -> Fragmented:
 
 
 def two_ways(varied: Fragmented, same: Fragmented) -> Table:
-    """Two runs on one device: batches of many lengths, and of one."""
+    """Two runs on one device: with batches of many lengths, and of one length."""
     rows = []
     for name, run in (("of many lengths", varied), (f"all padded to {max(same.tokens)}", same)):
         steps = len(run.tokens)
@@ -192,16 +192,16 @@ def two_ways(varied: Fragmented, same: Fragmented) -> Table:
 
 
 # -- the second incident, cured -------------------------------------------------------------------
-# A checkpoint gathered on one rank, one of which each rank writes its part, and one that is written while
-# training goes on.
+# Three checkpoints: gathered on one rank, written by each rank for its part, and written in the background
+# while training continues.
 
 
 GATHERED, SHARDED, BACKGROUND = "gathered on rank 0", "each rank its part", "the same, in the background"
 
 
 def _save(trainer: Trainer, how: str) -> None:
-    """The course's own (`helpers.train`), in which each rank writes what it holds; or the whole model and
-    optimizer, collected by rank 0, which writes one file.
+    """Save a checkpoint: the course's own (`helpers.train`), in which each rank writes its shards; or, with
+    GATHERED, the whole model and optimizer, which rank 0 collects and writes into one file.
     """
     if how != GATHERED:
         trainer.save()
@@ -216,12 +216,12 @@ def _save(trainer: Trainer, how: str) -> None:
 
 
 def saves() -> dict[str, dict]:
-    """Each on four real ranks under FSDP: bytes that each rank held beyond its own meanwhile, files, and the
-    seconds that training stood still, on the slowest rank.
+    """Each checkpoint on four real ranks under FSDP -> beyond: the bytes that each rank held more while it
+    saved; files: their number; stall: the seconds that training waited, on the slowest rank.
     """
 
     def run(how: str, folder: str) -> tuple[int, float]:
-        from helpers import train  # FSDP comes with it: a rank has it already, and no notebook waits for it
+        from helpers import train  # it imports FSDP, which a rank has imported already, a notebook has not
 
         background = how == BACKGROUND
         config = train.Config(hidden=HIDDEN, seq_len=32, batch=8, steps=1, out=folder, async_save=background)
@@ -241,21 +241,21 @@ def saves() -> dict[str, dict]:
             beyond, stalls = zip(*world.run(run, how, folder))
             files = [f for f in Path(folder).rglob("*") if f.suffix in (".pt", ".distcp")]
         measured[how] = {"beyond": list(beyond), "files": len(files), "stall": max(stalls)}
-    # The account above is the training's thread's, and has the copy only. The thread that writes it holds
-    # what a sharded save holds.
+    # In the background only the training's thread is counted, which holds a copy. The thread that writes
+    # holds as much as a sharded save does.
     pairs = zip(measured[BACKGROUND]["beyond"], measured[SHARDED]["beyond"])
     measured[BACKGROUND]["beyond"] = [copy + writing for copy, writing in pairs]
     return measured
 
 
 def saves_table(measured: dict[str, dict]) -> Table:
-    """What a save needs beside what rank 0 holds anyway."""
-    beyond = {how: round(m["beyond"][0], -4) for how, m in measured.items()}  # the rest is PyTorch's
+    """The memory that each checkpoint needs on rank 0 beyond what the rank holds anyway, and its files."""
+    beyond = {how: round(m["beyond"][0], -4) for how, m in measured.items()}  # PyTorch itself needs some kB
     rows = [[how, human(beyond[how]), str(m["files"])] for how, m in measured.items()]
     columns = ["checkpoint", "more memory on rank 0", "files"]
     return Table(columns, rows, title=f"four ranks under FSDP, hidden {HIDDEN}")
 
 
 def stalls(measured: dict[str, dict]) -> str:
-    """How long training stood still for each, a line each."""
+    """A line for each checkpoint: the seconds that training waited for it."""
     return "\n".join(f"{how:28} training stands still for {m['stall']:.2f} s" for how, m in measured.items())

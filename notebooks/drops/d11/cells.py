@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GROWN = {  # a 70B with 256 sequences of 4,096 tokens in a step
 
 
 def grown() -> Table:
-    """Llama-3-70B on 64 A100s, and in four ways on 128, on paper. Of the planner's terms two are shown."""
+    """Llama-3-70B on 64 A100s, and in four ways on 128, by the planner, with two of its terms."""
     rows = []
     for name, layout in GROWN.items():
         e = estimate(Job(find_model("llama-3-70b"), CLUSTERS["dgx-a100"], 256, 4096), layout)
@@ -61,8 +61,8 @@ def estimates() -> dict[str, Estimate]:
 
 
 def beyond_ideal(on_paper: dict) -> dict[str, dict[str, float]]:
-    """For each layout of 64 GPUs: the step of 8 GPUs divided by 8, and what each term has beyond its share of
-    that. They sum to the step.
+    """For each layout of 64 GPUs: the step of 8 GPUs divided by 8, and each term's seconds beyond an eighth
+    of that term on 8 GPUs. They sum to the step.
     """
     first = on_paper["8 GPUs: TP 8"]
     smaller = ("matrices", "attention", "elementwise", "waiting for the host", "optimizer")
@@ -78,8 +78,9 @@ def beyond_ideal(on_paper: dict) -> dict[str, dict[str, float]]:
 
 
 def by_hand() -> Table:
-    """The toy's tensor parallel all-reduce of b·s·h float32 numbers on 4 and on 8 ranks, hop by hop: on equal
-    links each hop waits for the one before; where one hop is slow it never rests, and the rest waits for it.
+    """The toy's tensor parallel all-reduce of b·s·h float32 numbers on 4 and on 8 ranks, hop by hop. On equal
+    links each hop waits for the hop before it. If one hop is slow, it is always busy, and the others wait for
+    it.
     """
     payload, rows = 4 * BATCH * TOKENS * SIZES["hidden"], []
     for t, bandwidth, latency in (
@@ -99,8 +100,8 @@ def by_hand() -> Table:
 
 
 def strong_and_weak(gpus=(8, 16, 32, 64)) -> dict[str, list[tuple[int, float]]]:
-    """(GPUs, tokens/s of one) by theory for TP 8 and more data parallelism: the batch fixed (strong), and
-    growing with the GPUs (weak).
+    """(GPUs, tokens/s of a GPU) by the planner for TP 8 and more data parallelism: with a fixed batch (strong
+    scaling), and with a batch that grows with the GPUs (weak scaling).
     """
     run = lambda n, batch: _on_paper(Layout(dp=n // 8, tp=8, zero=1), batch).tokens_per_second_per_gpu
     return {
@@ -110,7 +111,7 @@ def strong_and_weak(gpus=(8, 16, 32, 64)) -> dict[str, list[tuple[int, float]]]:
 
 
 def published() -> dict[str, list[tuple[int, float]]]:
-    """TFLOP/s of one GPU, 174.6·10⁹ parameters, the batch fixed at 1536: Narayanan et al. 2021, Table 2."""
+    """(GPUs, TFLOP/s of a GPU), 174.6·10⁹ parameters, batch 1536: Narayanan et al. 2021, Table 2."""
     rows = [r for r in rows_of("narayanan_2021_table2.csv") if r["params_b"] == "174.6"]
     return {
         scheme: [(int(r["gpus"]), float(r["hw_tflops_per_gpu"])) for r in rows if r["scheme"] == scheme]
@@ -125,7 +126,8 @@ def record(folder: str) -> str:
     """On a rank: write a trace of three steps of DDP to the folder, and return its file. One rank is slow to
     prepare its examples.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler prints a line at each start and stop
+    # By default the profiler prints a line at each start and stop.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     rank = dist.get_rank()
     model = DistributedDataParallel(toy.ToyTransformer(seed=0, hidden=64, heads=8, seq_len=TOKENS))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -147,7 +149,7 @@ def record(folder: str) -> str:
 
 
 def own_waterfall(explained: Explained, *ranks: int) -> dict[str, dict[str, float]]:
-    """A step of each of these ranks, part by part, from its trace."""
+    """Rank -> the seconds of a step by part, from its trace, for each of `ranks`."""
     return {
         f"rank {split.rank}": {part: seconds / split.steps for part, seconds in split.parts.items()}
         for split in explained.splits
@@ -156,7 +158,7 @@ def own_waterfall(explained: Explained, *ranks: int) -> dict[str, dict[str, floa
 
 
 def answer(lost: dict[str, float]) -> tuple[str, str]:
-    """What `reveal` takes. lost: seconds of a step beyond perfect scaling, by what took them."""
+    """The arguments of `reveal`. lost: seconds of a step beyond perfect scaling, by what took them."""
     most = max(("tp", "pp", "dp", "rest"), key=lambda part: lost.get(part, 0.0))
     options = {"tp": "waiting inside every layer", "dp": "waiting for the gradients"}
     why = (

@@ -1,5 +1,5 @@
-"""Drop 11's cluster: a step of the toy on emulated nodes of four, measured axis by axis; healthy, and ill in
-three ways.
+"""Drop 11's emulated cluster: a step of the toy on nodes of four, measured axis by axis; on a healthy
+cluster, and with three faults.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ SIZES = dict(hidden=64, heads=8, seq_len=TOKENS)
 
 @dataclass
 class Measured:
-    """One step on real ranks. seconds: its length. parts: what the mean rank did with it; they sum to the
-    length.
+    """One step on real ranks. seconds: its length. parts: the seconds that the mean rank spent on each part;
+    they sum to the length.
 
-    compute; tp, pp and dp: standing still for that axis (pp holds the bubble and the sends); rest: PyTorch
-    and Python.
+    The parts are compute; tp, pp and dp: waiting for that axis (pp has the bubble and the sends); rest:
+    PyTorch and Python.
     """
 
     layout: tuple[int, int, int, int]  # d, t, p, m
     seconds: float
     parts: dict[str, float]
     timeline: Timeline
-    waited: list[dict[str, float]]  # of each rank: seconds that it stood still for tp, pp and dp
+    waited: list[dict[str, float]]  # of each rank: seconds that it waited for tp, pp and dp
 
     @property
     def sequences_per_second_per_rank(self) -> float:
@@ -48,7 +48,7 @@ class Measured:
 
 
 def undivided(d: int, t: int, p: int, m: int) -> str:
-    """What the sizes do not divide, in words; '' where they divide everything."""
+    """A sentence on what the sizes do not divide; '' if they divide everything."""
     if not (BATCH % (d * m) or SIZES["heads"] % t or 4 % p):
         return ""
     return (
@@ -60,13 +60,13 @@ def undivided(d: int, t: int, p: int, m: int) -> str:
 def measure(
     d: int = 1, t: int = 1, p: int = 1, m: int = 1, network: networks.Network = NODES, slow: int | None = None
 ) -> Measured:
-    """One step of the toy on d·t·p real ranks of the emulated cluster, tp innermost. The shortest of a few
-    runs. The batch is always 8 sequences. slow: a rank that computes at half the speed.
+    """One step of the toy on d·t·p real ranks of the emulated cluster, tp innermost; the shortest of a few.
+    The batch is always 8 sequences. slow: a rank that computes at half the speed.
 
-    Raises ValueError where the sizes do not divide.
+    Raises ValueError if the sizes do not divide.
     """
-    if said := undivided(d, t, p, m):
-        raise ValueError(said)
+    if reason := undivided(d, t, p, m):
+        raise ValueError(reason)
 
     def run():
         grid = toy.grid_groups(d, p, t)
@@ -119,7 +119,7 @@ def lost(before: Measured, after: Measured) -> dict[str, float]:
     return {"ideal": ratio * before.seconds} | beyond
 
 
-# -- what the cells show: the right layout, and slow all the same: three clusters that are ill --------
+# -- for the cells: three clusters with a fault, on which the right layout is slow ---------------------
 
 SLOW_RANK = 5  # computes at half the speed
 TCP = replace(
@@ -132,7 +132,7 @@ NETWORKS = {"healthy": NODES, "TCP": TCP, "switch": FOUR_TO_ONE}
 
 
 def ill() -> dict[str, Measured]:
-    """A step of DP 2 · TP 4 on a healthy cluster and on three that are not."""
+    """A step of DP 2 · TP 4 on a healthy cluster, and on three clusters with a fault."""
     return {
         "healthy": measure(2, 4, 1),
         "slow rank": measure(2, 4, 1, slow=SLOW_RANK),
@@ -141,7 +141,9 @@ def ill() -> dict[str, Measured]:
 
 
 def beyond_healthy(steps: dict[str, Measured]) -> dict[str, dict[str, float]]:
-    """For each ill cluster: the healthy step, and what each part has beyond it. They sum to its step."""
+    """For each cluster with a fault: the healthy step, and each part's seconds beyond it. They sum to its
+    step.
+    """
     healthy = steps["healthy"]
     beyond = lambda step: {part: step.parts[part] - healthy.parts[part] for part in ("tp", "dp", "rest")}
     return {
@@ -180,7 +182,7 @@ def alone_and_together() -> dict[str, tuple[float, float, float]]:
                 dist.all_reduce(x, group=pairs[mine])
             return time.monotonic() - start
 
-        takes(2, True)  # connections are made
+        takes(2, True)  # a warm-up, which makes the connections
         return [min(takes(*how) for _ in range(3)) for how in ((2, False), (LARGE, False), (LARGE, True))]
 
     seconds = {}
@@ -191,6 +193,6 @@ def alone_and_together() -> dict[str, tuple[float, float, float]]:
 
 
 def bandwidths(seconds: dict[str, tuple[float, float, float]]) -> Table:
-    """What `alone_and_together` found, as a table."""
+    """The seconds that `alone_and_together` returned, as a table."""
     rows = [[name, *(f"{1e3 * s:.0f} ms" for s in row)] for name, row in seconds.items()]
     return Table(["network", "8 bytes", "200 kB, one pair alone", "200 kB, four pairs at once"], rows)

@@ -42,7 +42,7 @@ EXAMPLES = [
 
 
 def _sums(run: Run, _) -> bool | str:
-    """What the shares of each case sum to, where that is not 1."""
+    """A text with the sum of each case's shares if one of them is not 1; else False."""
     totals = [] if run.error else [sum(shares.values()) for shares in run.values]
     yours = ", ".join(f"{total:.2f}" for total in totals)
     return any(abs(total - 1) > 0.01 for total in totals) and f"In the four cases yours sum to {yours}."
@@ -93,12 +93,12 @@ def place():
     return 2, 4, 1, 1
 
 
-MARGIN = 1.25  # times the best known's seconds: what a slow machine adds is less
+MARGIN = 1.25  # of the best known layout's seconds; a slow machine adds less than that
 
 
 @cache
 def _best() -> Measured:
-    """The best known, measured once for all tries."""
+    """The step of the best known layout, measured once for all tries."""
     return measure(*place())
 
 
@@ -110,8 +110,9 @@ def _four(answer) -> tuple[int, ...]:
 
 
 def _steps(run: Run) -> tuple[Measured, Measured] | None:
-    """The answer's layout and the best known, measured once for an answer; None for what cannot be. One that
-    seems slower is measured again beside the best: the machine may have been busier now than it was then.
+    """The steps of the answer's layout and of the best known one, measured once for an answer; None if the
+    layout is impossible. An answer that seems slower is measured again beside the best: the machine may have
+    been busier.
     """
     layout, facts = run.values[0], run.ranks[0]
     d, t, p, _ = layout
@@ -121,7 +122,7 @@ def _steps(run: Run) -> tuple[Measured, Measured] | None:
         mine, best = _best() if layout == place() else measure(*layout), _best()
         if mine.seconds > MARGIN * best.seconds:
             best = measure(*place())
-            mine = min(mine, measure(*layout), key=lambda one: one.seconds)
+            mine = min(mine, measure(*layout), key=lambda step: step.seconds)
         facts["steps"] = mine, best
     return facts["steps"]
 
@@ -132,8 +133,8 @@ def _placed(run: Run, _) -> str | tuple[str, str] | None:
         return "d·t·p is not 8", f"{d}·{t}·{p} = {d * t * p}."
     if t * p < 4:
         return "it does not fit", f"Each rank would hold 1/{t * p} of the model."
-    if said := undivided(d, t, p, m):
-        return "sizes that do not divide", said
+    if reason := undivided(d, t, p, m):
+        return "sizes that do not divide", reason
     mine, best = _steps(run)
     if t > 4:
         return "TP scaled with the cluster"

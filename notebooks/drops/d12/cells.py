@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ P, M = 8, 13  # stages, microbatches
 ASKED, LIMIT = 16, 10  # in the practice: microbatches, and how many of them a rank can hold
 
 F1B1, INTERLEAVED = SCHEDULES["1F1B"].make, SCHEDULES["interleaved"].make
-# Name -> (schedule, units of a stage's forward, messages for each boundary and microbatch, who pays)
+# Name -> (schedule, units of a stage's forward, messages for each boundary and microbatch, the price)
 REMEDIES = {
     "1F1B, 8 stages": (F1B1(P, M), 1.0, 1, ""),
     "half the microbatch, m = 26": (F1B1(P, 2 * M), 0.5, 2, "smaller matrices; needs b > 1"),
@@ -29,7 +29,7 @@ REMEDIES = {
 
 
 def remedies() -> Table:
-    """What each remedy makes of the step, on paper. Times are in units of a forward of one stage of eight."""
+    """The step with each remedy, on paper. Times are in units of a forward of one stage of eight."""
     rows = []
     for name, (schedule, work, messages, price) in REMEDIES.items():
         line = paper(schedule, work)
@@ -55,7 +55,7 @@ SHIPPED = {
 
 
 def shipped() -> Table:
-    """Who has which schedule, and what keeps it from a job."""
+    """For each schedule the frameworks that have it, and the conditions under which they run it."""
     return Table(
         ["schedule", "shipped by", "asks for, forbids"], [[name, *how] for name, how in SHIPPED.items()]
     )
@@ -70,19 +70,20 @@ def with_output_layer(layers: list[int], output: float) -> simulation.Timeline:
 
 
 def _work(layers: list[int], output: float) -> list[float]:
-    """What each stage does, in forwards of a layer."""
+    """The work of each stage, in forwards of a layer."""
     return [*map(float, layers[:-1]), layers[-1] + float(output)]
 
 
 def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[simulation.Timeline, Timeline]]:
-    """Every remedy and two ways to balance, on real ranks with timed stand-ins: name -> (on paper, measured).
+    """Every remedy, and two ways to balance, on real ranks with pauses in place of compute: name -> (on
+    paper, measured).
 
-    The four stages run on four ranks of their own. unit: seconds of a forward of one stage of eight, four of
-    its layers.
+    The remedy with four stages runs in a world of four ranks. unit: seconds of a forward of one stage of
+    eight, which has four layers.
     """
     timelines = {}
     for name, (schedule, work, *_) in REMEDIES.items():
-        four = "4 stages" in name  # each with the work of two, on two GPUs: in a unit's time again
+        four = "4 stages" in name  # each has the work of two stages and two GPUs, so a forward is one unit
         with World(P // 2) if four else nullcontext(world) as ranks:
             timelines[name] = paper(schedule, work), on_ranks(ranks, schedule, unit=unit * work, again=False)
     plain = F1B1(P, M)
@@ -93,7 +94,7 @@ def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[simulation.Tim
 
 
 def side_by_side(timelines: dict) -> Table:
-    """Bubbles on paper and on the ranks, and how long a step took beside 1F1B's."""
+    """Bubbles on paper and on the ranks, and the measured step as a multiple of 1F1B's."""
     plain = timelines["1F1B, 8 stages"][1].makespan
     rows = [
         [name, f"{simulated.bubble:.1%}", f"{real.bubble:.1%}", f"{real.makespan / plain:.2f}"]
@@ -115,7 +116,7 @@ def published() -> Table:
 
 
 def answer() -> tuple[str, str, str]:
-    """What `reveal` takes: the cure that stays below 15 % with no more memory than 1F1B."""
+    """The arguments of `reveal`: the remedy that stays below 15 % with no more memory than 1F1B."""
     lines = {
         "zero bubble, 2 chunks a rank": paper(REMEDIES["ZB-V"][0]),
         "interleaving, 4 chunks a rank": paper(REMEDIES["interleaved, v = 4"][0]),

@@ -18,7 +18,7 @@ from .cells import ASKED, LIMIT, P
 def on_paper(name: str, m: int, v: int = 1) -> Table:
     """Bubble, microbatches held and messages of one of SCHEDULES on eight stages, v chunks on each rank.
 
-    Raises ValueError for a schedule that does not exist, or not with these m and v.
+    Raises ValueError for a schedule that does not exist, and for one that is impossible with these m and v.
     """
     if name not in SCHEDULES:
         raise ValueError(f"{name!r} is no schedule; there are {', '.join(map(repr, SCHEDULES))}")
@@ -28,7 +28,7 @@ def on_paper(name: str, m: int, v: int = 1) -> Table:
 
 
 def _made(name: str, m: int, v: int) -> Schedule:
-    """The order on eight stages. Raises ValueError where it has another number of chunks."""
+    """The schedule on eight stages. Raises ValueError if it has another number of chunks than v."""
     schedule = SCHEDULES[name].make(P, m, v)
     if v != schedule.v or name == "interleaved" and v == 1:
         has = "interleaving begins with 2" if name == "interleaved" else f"it has {schedule.v}"

@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def the_job() -> Job:
 
 @cache
 def the_plan() -> Plan:
-    """All that can be had on 32 of them."""
+    """The plan for 32 of these GPUs."""
     return plan(the_job(), gpus=GPUS)
 
 
 def first_line(*, d: object, t: object, p: object) -> Answer:
-    """The reader's first line: a (DP, TP, PP) for the 32 GPUs, and whether it can be."""
+    """Check the reader's first line: whether a (DP, TP, PP) for the 32 GPUs is possible."""
     sizes = d, t, p
     if ... in sizes:
         return Answer("not started", "Write three numbers in place of the dots, and run this cell again.")
@@ -62,12 +62,12 @@ def first_line(*, d: object, t: object, p: object) -> Answer:
 
 
 def answer(plan: Plan) -> tuple[str, str, str]:
-    """What `reveal` takes: the TP of the fastest layout."""
+    """The arguments of `reveal`: the TP of the fastest layout."""
     return str(plan.best.axes.tp), f"The fastest is {plan.best.layout}.", "Computed"
 
 
 def refused() -> Table:
-    """One (dp, tp, pp) of each kind that is out, and why."""
+    """Examples of layouts that the planner refuses, each for another reason."""
     p = the_plan()
     bare = p.job.framework.but(zeros=(0,), zeros_in_pipeline=(0,), recomputes=("none",))
     alone = plan(replace(p.job, framework=bare), gpus=GPUS).why(dp=32)
@@ -81,8 +81,8 @@ def refused() -> Table:
 
 
 def flips() -> Table:
-    """The smallest changes that make another (dp, tp, pp) win, and how far the first three of now are behind
-    it then.
+    """The smallest changes of the job that make another (dp, tp, pp) the fastest, and by how much today's
+    first three are then slower.
     """
     first = [row.axes for row in the_plan().by_axes[:3]]
     rows = []
@@ -95,15 +95,15 @@ def flips() -> Table:
 
 
 def by_framework() -> Table:
-    """The winner of the same job under frameworks that count bytes in their own ways."""
+    """The fastest layout of the same job under frameworks that keep different bytes for a parameter."""
     rows = []
     for name in ("deepspeed", "megatron-lm", "torchtitan"):
         framework = FRAMEWORKS[name]
         best = plan(replace(the_plan().job, framework=framework), gpus=GPUS).best
         holds = framework.holds
         sizes = (holds.weight_bytes, holds.gradient_bytes, holds.optimizer_bytes)
-        shown = name if framework.runs.fused else f"{name}, uncompiled"
-        rows.append([shown, " + ".join(map(str, sizes)), str(best.layout), f"{best.seconds:.1f} s"])
+        label = name if framework.runs.fused else f"{name}, uncompiled"
+        rows.append([label, " + ".join(map(str, sizes)), str(best.layout), f"{best.seconds:.1f} s"])
     return Table(["framework", "bytes a parameter", "its fastest layout", "a step"], rows)
 
 
@@ -126,7 +126,7 @@ def finishes() -> str:
 
 
 def reached(world: World) -> Table:
-    """What this machine reaches of FLOP/s and bytes/s: C and W of a cost model."""
+    """The FLOP/s and bytes/s that this machine reaches: C and W of a cost model."""
     where = "a GPU" if world.gpus else "one core"
     rows = [
         ["C", f"{world.run(product_speed)[0] / 1e9:,.0f} GFLOP/s", f"a float32 product on {where}"],
@@ -141,9 +141,9 @@ def reached(world: World) -> Table:
 
 
 def tree(model: ModelShape, gpus: int) -> tuple[str, tuple[int, int, int]]:
-    """The decision tree of this drop: what it says, and as (d, t, p).
+    """The decision tree of this drop: (its advice, the advice as (d, t, p)).
 
-    It keeps 40 % of the memory for activations.
+    The tree leaves 40 % of the memory for activations.
     """
     cluster = CLUSTERS[CLUSTER]
     node, room = cluster.gpus_per_node, 0.6 * cluster.device.memory
@@ -174,21 +174,21 @@ TREE_CASES = (
 
 @cache
 def tree_against_planner() -> Table:
-    """Where the tree says what the planner would, and what it costs where not."""
+    """The tree's advice beside the planner's for TREE_CASES, and by how much the advice is slower."""
     rows = []
     for name, gpus, batch, seq in TREE_CASES:
         model = find_model(name)
         planned = plan(Job(model, CLUSTERS[CLUSTER], batch, seq), gpus=gpus)
         advice, axes = tree(model, gpus)
         hiding = plan(replace(planned.job, framework=FRAMEWORKS["megatron-bridge"]), gpus=gpus)
-        behind = [_behind(one, axes) for one in (planned, hiding)]
+        behind = [_behind(by, axes) for by in (planned, hiding)]
         show = lambda a: f"{a[0]}·{a[1]}·{a[2]}"
         rows.append([f"{name} on {gpus}", advice, show(axes), show(planned.best.axes), *behind])
     return Table(["model", "the tree says", "d·t·p", "planner", "behind", "where TP hides"], rows)
 
 
 def _row(planned: Plan, axes: tuple[int, int, int]):
-    """The planner's row of sizes (d, t, p); None where they cannot be."""
+    """The planner's row of sizes (d, t, p); None if these are impossible or do not fit."""
     return next((row for row in planned.by_axes if row.axes[:3] == axes), None)
 
 

@@ -100,7 +100,7 @@ def cost(job, cut):
     return Cost(compute, tp, bubble, shows, sends, states + kept + 3e9)
 
 
-# What is reached of what is printed, in FLOP/s, of a link, of a port.
+# Cluster -> the shares of the printed speeds that are reached: FLOP/s, bytes/s of a link, of a port.
 _REACHED = {"dgx-a100": (0.70, 0.76, 0.68), "dgx-h100": (0.56, 0.76, 0.68)}
 
 
@@ -119,8 +119,9 @@ class _Held(NamedTuple):
         return Job(*sizes, FRAMEWORKS[self.framework])
 
 
-# Two jobs, the second not shown. Of each twelve layouts that fit: each axis where it is best and where it is
-# worst, TP over nodes, as many microbatches as stages, ZeRO-3 with many.
+# Two jobs, of which the drop shows the first, each with twelve layouts that fit, as fields of a Cut: each
+# axis where it is best and where it is worst, TP over nodes, as many microbatches as stages, ZeRO-3 with many
+# microbatches.
 _JOBS = {
     _Held("opt-30b", "dgx-a100", 256, 2048, "textbook"): (
         *((32, 1, 1, 2, 1, 3, 0), (16, 2, 1, 2, 1, 2, 0), (8, 4, 1, 4, 1, 1, 0), (4, 8, 1, 8, 1, 1, 0)),
@@ -133,7 +134,7 @@ _JOBS = {
         *((4, 4, 4, 1, 5, 1, 1), (2, 2, 16, 1, 1, 1, 1), (4, 8, 2, 16, 1, 1, 1), (8, 4, 2, 2, 1, 1, 1)),
     ),
 }
-# What is changed of the second job, and a layout: where one term, or one branch of it, decides.
+# (changed fields of the second job, a layout) for which one term, or one branch of it, decides.
 _PROBES = (
     ({}, (1, 1, 8, 8, 4, 1, 0)),  # p 8, m 16, v 4
     ({}, (1, 1, 8, 1, 1, 1, 0)),  # a pipeline in one node
@@ -163,8 +164,8 @@ _PROBES = (
     ({"N": 1e9}, (1, 8, 2, 4, 2, 0, 0)),
     ({"N": 1e9, "L": 4, "s": 64, "batch": 128}, (2, 8, 4, 1, 1, 1, 0)),  # the rest is most of memory
 )
-NEAR = 0.1  # a term may part by a tenth from ours
-TOLD_APART = 1.1  # by this factor the planner's seconds must differ, before an order is asked for
+NEAR = 0.1  # a term may differ by a tenth from the solution's
+TOLD_APART = 1.1  # the order of two layouts counts if the planner's seconds differ by more than this factor
 
 
 def _given(held: _Held) -> Given:
@@ -187,10 +188,10 @@ def layout_of(cut: Cut) -> Layout:
 
 
 def as_written(job: Job, layout: Layout) -> tuple[Given, Cut]:
-    """A planner's job and layout in the words of the practice. Where some layers are computed again, all are
-    taken to be.
+    """A planner's job and layout as a Given and a Cut. If a layout recomputes only some layers, the Cut
+    recomputes all.
     """
-    reached = _REACHED[next(name for name, one in CLUSTERS.items() if one == job.cluster)]
+    reached = _REACHED[next(name for name, cluster in CLUSTERS.items() if cluster == job.cluster)]
     printed = job.cluster.device.flops, job.cluster.intra_node_bandwidth, job.cluster.inter_node_bandwidth
     speeds = [part * whole for part, whole in zip(reached, printed)]
     sizes = job.model.params, job.model.layers, job.model.hidden, job.seq_len, job.global_batch
@@ -202,7 +203,7 @@ def as_written(job: Job, layout: Layout) -> tuple[Given, Cut]:
 
 @cache
 def _cases() -> list[tuple[Given, Cut]]:
-    """All that an attempt is asked: the layouts of both jobs, then those where one term decides."""
+    """The arguments of an attempt: the layouts of both jobs, then those for which one term decides."""
     cases = [(_given(held), Cut(*cut)) for held, cuts in _JOBS.items() for cut in cuts]
     last = cases[-1][0]
     return cases + [(last._replace(**changed), Cut(*cut)) for changed, cut in _PROBES]
@@ -210,7 +211,7 @@ def _cases() -> list[tuple[Given, Cut]]:
 
 @cache
 def _planned() -> dict[_Held, list[Estimate]]:
-    """What the planner says of each job's layouts."""
+    """The planner's estimates of each job's layouts."""
     return {held: [estimate(held.job, layout_of(Cut(*cut))) for cut in cuts] for held, cuts in _JOBS.items()}
 
 
@@ -225,14 +226,14 @@ def _agreement(seconds: list[float], planned: list[Estimate]) -> tuple[float, fl
 
 
 def _cost(value) -> Cost:
-    """What a reader returned, as a Cost. Raises WrongForm for what is none."""
+    """What a reader returned, as a Cost. Raises WrongForm if it is no tuple of six values."""
     if not isinstance(value, tuple) or len(value) != len(Cost._fields):
         raise WrongForm(f"You return {str(value)[:60]}, and six numbers are asked for")
     return Cost(*map(number, value))
 
 
 def _farthest(run: Run, truth: Run, term: str) -> tuple[float, int]:
-    """(by what share a term differs from the solution's at most, in which case)."""
+    """(the largest relative difference of a term from the solution's, the case that has it)."""
     pairs = zip(run.values, truth.values)
     apart = [_differ(getattr(mine, term), getattr(ours, term)) for mine, ours in pairs]
     return max((share, -case) for case, share in enumerate(apart))[0], apart.index(max(apart))
@@ -243,16 +244,16 @@ def _differ(mine: float, ours: float) -> float:
 
 
 def _only(run: Run, term: str) -> Run:
-    """A run with one term alone, the others 0."""
+    """A run in which each Cost keeps this one term, and the others are 0."""
     bare = Cost(*[0.0] * len(Cost._fields))
     values = [bare._replace(**{term: getattr(value, term)}) for value in run.values]
     return Run(run.tried, [run.ranks[0] | {"values": values}])
 
 
 def _said_of(term: str, run: Run, truth: Run) -> str:
-    """How a term differs from the solution's where it differs most, in words."""
+    """A text on the case in which a term differs most from the solution's."""
     _, case = _farthest(run, truth, term)
-    mine, ours = (getattr(one.values[case], term) for one in (run, truth))
+    mine, ours = (getattr(of.values[case], term) for of in (run, truth))
     many = sum(_differ(getattr(a, term), getattr(b, term)) > NEAR for a, b in zip(run.values, truth.values))
     job, cut = _cases()[case]
     times = f"{mine / ours:.2f} times ours" if ours else f"{mine:.3g}, and ours is 0"
@@ -264,7 +265,9 @@ class _TermByTerm(Asked):
     """An exercise on a Cost. The first term that differs is judged, as if the others were right."""
 
     def judged(self, mine: Run, does: Callable[[str], Run]) -> Answer | None:
-        """None where each term is within a tenth of the solution's in every case."""
+        """The answer to the first term that differs; None if each is within a tenth of the solution's in
+        every case.
+        """
         if mine.error:
             return super().judged(mine, does)
         truth = does("")
@@ -285,7 +288,7 @@ class _TermByTerm(Asked):
         return ""  # `judged` says it
 
     def verdict(self, attempt: Callable) -> Answer:
-        """A right attempt is kept, for drop 14."""
+        """As for other exercises, and a right attempt is written into a file for drop 14."""
         answer = super().verdict(attempt)
         if answer.kind == "right":
             answer.text += f" {_keep(attempt)}"
@@ -293,7 +296,9 @@ class _TermByTerm(Asked):
 
 
 def _as_near(run: Run) -> Answer:
-    """Praise, with what differs from the solution though it is near enough, and how near the planner is."""
+    """Praise, with the terms that differ from the solution's, though near enough, and the distance from the
+    planner.
+    """
     truth, rows, values = written._does(_cases())(""), [], iter(run.values)
     for held, planned in _planned().items():
         in_order, error = _agreement([next(values).seconds for _ in planned], planned)
@@ -302,8 +307,8 @@ def _as_near(run: Run) -> Answer:
     near = [term for term in Cost._fields if _farthest(run, truth, term)[0] > 1e-6]
     for term in near:
         rows.append((f"`{term}` differs from ours", f"by up to {_farthest(run, truth, term)[0]:.1%}", ""))
-    said = "All six lines are right." if not near else "Near enough: every line is within a tenth of ours."
-    return right(said, *rows)
+    text = "All six lines are right." if not near else "Near enough: every line is within a tenth of ours."
+    return right(text, *rows)
 
 
 # -- how the reader's function reaches drop 14
@@ -318,8 +323,8 @@ from drops.d13 import Cost, Cut, Given
 
 
 def _keep(attempt: Callable) -> str:
-    """Write a checked function beside the reader's progress, and say so; or say why not. '' where no progress
-    is kept.
+    """Write a checked function into a file beside the reader's progress. Returns a sentence that says so, or
+    why it was not written; '' if no progress is kept.
     """
     path = beside(FILE)
     if path is None:
@@ -328,7 +333,7 @@ def _keep(attempt: Callable) -> str:
         source = HEAD + textwrap.dedent(inspect.getsource(attempt))
         again = _made(source, attempt.__name__)
         same = all(again(*case) == attempt(*case) for case in _cases())
-    except Exception:  # names of the notebook's, say: whatever it raises, it does not run alone
+    except Exception:  # whatever it raises, for example for a name of the notebook's, it does not run alone
         same = False
     if not same:
         return f"It uses names from outside of it, so {path.name} was not written: drop 14 takes our lines."
@@ -340,16 +345,16 @@ def _keep(attempt: Callable) -> str:
 
 
 def _made(source: str, name: str = "") -> Callable:
-    """The function that a source defines, of this name, or the first."""
+    """The function of this name in a source; without a name, the first function."""
     names: dict = {}
     exec(compile(source, FILE, "exec"), names)
-    made = [x for x in names.values() if inspect.isfunction(x)]
-    return names[name] if name else made[0]
+    functions = [x for x in names.values() if inspect.isfunction(x)]
+    return names[name] if name else functions[0]
 
 
 @dataclass
 class Lines:
-    """A cost model: (job, cut) -> Cost. whose: 'your lines' or 'our lines'; where: they are from."""
+    """A cost model: (job, cut) -> Cost. whose: 'your lines' or 'our lines'. where: a text on their source."""
 
     function: Callable
     whose: str
@@ -363,7 +368,7 @@ class Lines:
 
 
 def your_lines() -> Lines:
-    """The reader's function, as the check of drop 13 kept it; the solution where there is none.
+    """The reader's function, from the file that the check of drop 13 wrote; the solution if there is no file.
 
     Raises ValueError for a file that does not run.
     """
@@ -409,8 +414,8 @@ REASONS = (
     "the states fit one GPU with room to spare",
     "too large for a GPU, and links inside the node are fast",
 )
-# Case -> each right answer with its right reasons; why; parameters, d, t, p and the ZeRO stage with which its
-# states fit a GPU of 80 GB and leave room.
+# Case -> ({right answer: its right reasons}, why, (parameters, d, t, p, ZeRO stage): a layout whose states
+# fit a GPU of 80 GB and leave room).
 QUICK = {
     "1B on 8 GPUs with NVLink": (
         {0: (2,)},
@@ -472,7 +477,7 @@ def _first_unfit(run: Run, _) -> tuple[str, str] | None:
 
 
 def _unfit(case: str, answer: int, states: float) -> str:
-    """What is wrong with an answer to a case whose states, in GB, are so many."""
+    """The name of the mistake in an answer to a case. states: GB."""
     if states < GPU / 2:
         return "more than needed"
     if ANSWERS[answer] == "DP alone":
@@ -485,7 +490,7 @@ def _unfit(case: str, answer: int, states: float) -> str:
 
 
 def _as_sizes(run: Run) -> Answer:
-    """Praise, with d·t·p of each case and the bytes of states on a GPU."""
+    """Praise, with a layout d·t·p for each case and the bytes of states on a GPU."""
     lines = []
     for case, (_, why, (params, d, t, p, zero)) in QUICK.items():
         size = sum(by_hand.states_bytes(params, d, t, p, zero))

@@ -1,4 +1,4 @@
-"""What the cells of this drop show, and what they share with its practice."""
+"""Functions for the cells of this drop; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CUTS = (
 
 
 def whose(cost: Callable) -> str:
-    """Whose lines a cost model has; a bare function is the reader's."""
+    """'your lines' or 'our lines': the source of a cost model. A plain function is the reader's."""
     return getattr(cost, "whose", "your lines")
 
 
@@ -68,7 +68,7 @@ def shown(cut: d13.Cut) -> str:
 
 
 def fastest(cost: Callable, job: d13.Given, cuts: Iterable[d13.Cut] = CUTS) -> d13.Cut:
-    """Of the layouts that divide the batch and leave a tenth of the GPU free, the one with least seconds."""
+    """The layout with the fewest seconds of those that divide the batch and leave a tenth of the GPU free."""
     whole = [cut for cut in cuts if job.batch % (cut.d * cut.b) == 0]
     fits = [cut for cut in whole if cost(job, cut).memory <= ROOM]
     return min(fits, key=lambda cut: cost(job, cut).seconds)
@@ -76,9 +76,9 @@ def fastest(cost: Callable, job: d13.Given, cuts: Iterable[d13.Cut] = CUTS) -> d
 
 def table(cost: Callable, mine: d13.Cut) -> Table:
     """Seconds and bytes of CUTS and of `mine` by a cost model, those that fit first, fastest first."""
-    made = {cut: cost(JOB, cut) for cut in dict.fromkeys([mine, *CUTS])}
+    costs = {cut: cost(JOB, cut) for cut in dict.fromkeys([mine, *CUTS])}
     rows = []
-    for cut, c in sorted(made.items(), key=lambda row: (row[1].memory > CARD, row[1].seconds)):
+    for cut, c in sorted(costs.items(), key=lambda row: (row[1].memory > CARD, row[1].seconds)):
         free = (CARD - c.memory) / 1e9
         fits = "does not fit" if free < 0 else f"tight, {free:.0f} GB free" if c.memory > ROOM else "fits"
         rows.append([shown(cut), f"{c.seconds:.1f} s", f"{c.memory / 1e9:.0f} GB", fits])
@@ -86,7 +86,7 @@ def table(cost: Callable, mine: d13.Cut) -> Table:
 
 
 def answer(cost: Callable, options: Sequence[str]) -> tuple[str, str, str]:
-    """What `reveal` takes: the fastest of CUTS that leaves a tenth of the GPU free."""
+    """The arguments of `reveal`: the fastest of CUTS that leaves a tenth of the GPU free."""
     best = shown(fastest(cost, JOB))
     why = "A row above it in the table leaves less than a tenth free."
     return best if best in options else f"none of these: {best}", why, "Computed"
@@ -120,7 +120,7 @@ CHANGES = {
 
 
 def changes(cost: Callable) -> Table:
-    """What is the fastest that fits when the job changes, beside the rule of thumb."""
+    """The fastest layout that fits for each of CHANGES, beside the rule of thumb."""
     rows = []
     for what, changed in CHANGES.items():
         job = JOB._replace(**changed)
@@ -132,7 +132,7 @@ def changes(cost: Callable) -> Table:
 
 
 def defended(cost: Callable) -> str:
-    """The four parts of a defence of the fastest layout, in sentences whose figures are computed here."""
+    """The defence of the fastest layout, in sentences whose figures are computed here."""
     best = fastest(cost, JOB)
     c, thumb, layout = cost(JOB, best), cost(JOB, THUMB), d13.layout_of(best)
     in_chunks = cost(JOB, THUMB._replace(v=8)).seconds
@@ -162,15 +162,15 @@ def defended(cost: Callable) -> str:
 
 @cache
 def if_tp_hides() -> Plan:
-    """The same job where TP's sums run under products that are cut in pieces, as Megatron Bridge's recipes
-    have it, gradients summed in float32 all the same.
+    """The plan of the same job if TP's all-reduces run while products compute, cut into pieces, as in
+    Megatron Bridge's recipes. Gradients are still summed in float32.
     """
     framework = FRAMEWORKS["megatron-bridge"].but(gradient_bytes=4)
     return plan(replace(the_plan().job, framework=framework), gpus=GPUS, cp=1)
 
 
-# The planner's words for the terms of a Cost.
-_WORDS = {
+# Term of a Cost -> the planner's terms that it stands for.
+_TERMS_OF = {
     "compute": ("matrices", "attention", "elementwise", "waiting for the host", "head", "optimizer"),
     "TP": ("tensor parallel",),
     "bubble": ("bubble",),
@@ -180,11 +180,11 @@ _WORDS = {
 
 
 def where_they_part(cost: Callable) -> Table:
-    """Your lines and the planner, by term: its seconds minus yours, and the term that is most of that."""
+    """The seconds of CUTS by a cost model and by the planner, and the term that differs most."""
     rows = []
     for cut in sorted(CUTS, key=lambda cut: cost(JOB, cut).seconds):
         mine, theirs = _terms(cost(JOB, cut)), estimate(the_plan().job, d13.layout_of(cut))
-        sums = {name: sum(theirs.time.get(word, 0.0) for word in words) for name, words in _WORDS.items()}
+        sums = {name: sum(theirs.time.get(t, 0.0) for t in terms) for name, terms in _TERMS_OF.items()}
         apart = {name: sums[name] - seconds for name, seconds in mine.items()}
         most = max(apart, key=lambda name: abs(apart[name]))
         hidden = estimate(if_tp_hides().job, d13.layout_of(cut)).step_seconds
@@ -207,7 +207,7 @@ MEASURED = {"25.09": (128, 1619), "25.11": (128, 1602), "26.02": (256, 1621), "2
 
 
 def published() -> Table:
-    """NVIDIA's FP8 layout by the planner, in bfloat16 and FP8, and what NVIDIA prints of it."""
+    """Tokens/s of NVIDIA's FP8 layout: by the planner in bfloat16 and FP8, and as NVIDIA prints them."""
     wide = replace(the_plan().job, framework=FRAMEWORKS["megatron-bridge"])
     rows = []
     for batch in sorted({batch for batch, _ in MEASURED.values()}):
@@ -238,15 +238,15 @@ def with_cp() -> Table:
 
 
 USUAL = Layout(dp=8, tp=8, zero=3, sequence_parallel=False)
-FEW = 8  # layers, where all layers are alike and one count for each is asked for
+FEW = 8  # layers: enough where all layers are alike and the count of a single layer is needed
 
 
 @cache
 def traced(layout: Layout) -> Trace:
-    """The 70B's first stage on one rank of a layout, by Megatron's plan, with FSDP over dp: ZeRO-1 and 2 are
-    none of FSDP2's, and a schedule's chunks are left out.
+    """The trace of the 70B's first stage on one rank of a layout, by Megatron's plan, with FSDP over dp:
+    FSDP2 has no ZeRO-1 and 2. A schedule's chunks are left out.
 
-    Raises ValueError for what PyTorch's pieces cannot run.
+    Raises ValueError for a layout that PyTorch's parts cannot run.
     """
     return trace(MODEL, replace(layout, zero=3, schedule="1F1B", interleave=1), seq_len=SEQ)
 
@@ -275,9 +275,9 @@ def against_formula(run: Trace) -> Table:
 
 
 def memory_against_theory(run: Trace) -> Table:
-    """The peak on a rank, on paper and traced; and what of it fused kernels would not hold."""
+    """The peak on a rank, on paper and traced; and the bytes of it that fused kernels would not hold."""
     job = traced_job(run.model, run.seq_len, run.layout)
-    paper = dict(estimate(job, run.layout).stages[0], overhead=0.0)  # which a trace does not hold
+    paper = dict(estimate(job, run.layout).stages[0], overhead=0.0)  # a trace has no overhead
     states = ("weights", "gradients", "optimizer")
     rest = sum(paper.values()) - sum(paper[kind] for kind in states)
     rows = [[kind, human(paper[kind]), human(run.memory[kind])] for kind in states]

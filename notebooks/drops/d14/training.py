@@ -1,5 +1,5 @@
-"""Drop 14's training: the real 4-layer model on whatever is there, by our script and by accelerate; its bytes
-and its seconds, predicted and counted.
+"""Drop 14's training: the real 4-layer model on the GPUs or CPU of this machine, by the course's script and
+by accelerate; its bytes and its seconds, predicted and counted.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ TRIAL_SECONDS = 120  # for two steps of ranks that share a GPU
 
 
 def world_here() -> World:
-    """A rank on each of 8, 4 or 2 GPUs, as many as there are. One GPU is shared by eight ranks, or by four
-    where eight cannot train on it. Else eight ranks on the CPU. Prints why ranks cannot share.
+    """The world for this machine: with several GPUs a rank on each of 8, 4 or 2 of them; with one GPU eight
+    ranks that share it, or four if eight cannot train on it; otherwise eight ranks on the CPU. Prints why
+    ranks cannot share a GPU.
     """
     if (gpus := devices.gpus()) > 1:
         return World(max(n for n in (8, 4, 2) if n <= gpus), gpus=True, timeout=300)
@@ -45,8 +46,8 @@ def world_here() -> World:
 
 
 def _that_trains(world: World) -> World:
-    """The world, after two steps of a small model cut along as many axes as it can be: a collective in a part
-    of the ranks needs memory of its own. Raises RuntimeError.
+    """Return the world if it trains two steps of a small model, cut along as many axes as possible: each
+    group of ranks needs memory of its own on a GPU. Otherwise close it and raise RuntimeError.
     """
     config = Config(**layout_here(world.n, Layout(dp=2, tp=2, pp=2)), hidden=32, seq_len=16, batch=8)
     try:
@@ -58,9 +59,9 @@ def _that_trains(world: World) -> World:
 
 
 def layout_here(ranks: int, layout: Layout) -> dict[str, int]:
-    """(dp, tp, pp) for the 4-layer model on so many ranks, a power of two up to 8: the axes that `layout`
-    has, in two as long as there are ranks, tp and pp first. What is left goes to the largest of them; the
-    model has 8 heads and 4 layers.
+    """{"dp", "tp", "pp"} for the 4-layer model on 1, 2, 4 or 8 ranks. Each axis that `layout` has gets size 2
+    as long as ranks are left, tp and pp first. The ranks left then go to the largest axis of `layout` that
+    can grow: the model has 8 heads and 4 layers.
     """
     sizes, most = dict(dp=1, tp=1, pp=1), dict(dp=8, tp=8, pp=4)
     largest = sorted(sizes, key=layout.members, reverse=True)
@@ -80,7 +81,7 @@ def shape_of(config: Config) -> ModelShape:
 
 
 def on_paper(config: Config) -> tuple[Job, Layout]:
-    """A run as the planner sees it."""
+    """A run as the planner's (job, layout)."""
     sizes = dict(dp=config.dp, tp=config.tp, pp=config.pp, microbatch=config.microbatch)
     how = dict(schedule=config.schedule, interleave=config.stages // config.pp, sequence_parallel=config.sp)
     job = Job(shape_of(config), global_batch=config.batch, seq_len=config.seq_len, framework=TOY)
@@ -88,7 +89,7 @@ def on_paper(config: Config) -> tuple[Job, Layout]:
 
 
 def twin(config: Config, steps: int) -> list[float]:
-    """The losses of the same steps in one process, with nothing but torch."""
+    """The losses of the same steps in one process, by plain PyTorch."""
     model, text = config.model(), train.read_text(config.text)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=config.weight_decay)
     losses = []
@@ -103,7 +104,7 @@ def twin(config: Config, steps: int) -> list[float]:
 
 @contextmanager
 def losses_live(run: Path):
-    """Draw the losses of a run while it goes on, from the lines that it writes, and once more at its end."""
+    """In this block, draw a run's losses every second from the metrics that it writes."""
     from IPython.display import Markdown, display
 
     from helpers import draw
@@ -116,14 +117,14 @@ def losses_live(run: Path):
             return Markdown("*Before the first step.*")
         return draw.loss_curves({"training": {"loss": losses}}, "Loss, step by step")
 
-    shown = display(picture(), display_id=True)
-    if shown is None:  # not in a notebook
+    handle = display(picture(), display_id=True)
+    if handle is None:  # not in a notebook
         yield
         return
 
     def follow() -> None:
         while not ended.wait(1.0):
-            shown.update(picture())
+            handle.update(picture())
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
@@ -132,12 +133,12 @@ def losses_live(run: Path):
     finally:
         ended.set()
         thread.join()
-        shown.update(picture())
+        handle.update(picture())
 
 
 def train_on(world: World, config: Config) -> str:
     """Train on the ranks of a world until `config.steps`, from the last checkpoint in `config.out` if there
-    is one. Returns what was said.
+    is one. Returns the lines that rank 0's run reports.
     """
 
     def run(config):
@@ -156,8 +157,8 @@ def one_step(world: World, config: Config) -> Step:
 
 
 def three_ways(step: Step, config: Config) -> Table:
-    """One step: bytes that rank 0 sends for each axis, predicted, counted and, as a sum, on the wire; and the
-    states it holds.
+    """One step: bytes that rank 0 sends for each axis, predicted, counted and, summed up, on the wire; and
+    the bytes of states that it holds.
     """
     traffic, ranks = step.traffic, len(step.kept)
     held = step.kept[0]["parameters"] + step.kept[0]["optimizer"]
@@ -165,7 +166,7 @@ def three_ways(step: Step, config: Config) -> Table:
     for row in traffic.ranks[0]:
         counted[row.axis] += row.algorithmic
         if row.op == "all_reduce" and len(row.members) == ranks:
-            # The loss and the gradients' norm: two numbers that all ranks share.
+            # This is the all-reduce of the loss and the gradients' norm, which the prediction leaves out.
             counted[row.axis] -= by_hand.all_reduce_bytes(16, ranks)
     rows = [
         ["dp (FSDP)" if axis == "dp" else axis, human(size), human(counted[axis])]
@@ -183,8 +184,8 @@ def three_ways(step: Step, config: Config) -> Table:
 
 
 def speeds(world: World, config: Config) -> Table:
-    """Tokens per second of the run in `config.out`, beside what this machine could do if matrix products were
-    all there is.
+    """Tokens per second of the run in `config.out`, beside the tokens per second of a step that computes
+    matrix products only.
     """
     seconds = statistics.median(line["seconds"] for line in train.read_metrics(Path(config.out))[5:])
     count = min(world.n, devices.gpus() if world.gpus else os.cpu_count() or 1)
@@ -203,15 +204,15 @@ def speeds(world: World, config: Config) -> Table:
 
 
 def second_step(config: Config) -> dict[str, int]:
-    """On a rank: two steps, of which the second is counted. Its bytes by kind."""
+    """On a rank: run two steps, of which the second is counted. Returns the bytes held in it, by kind."""
     trainer = train.Trainer(config, current.rank.device)
     trainer.step()
     kinds: dict[str, int] = {}
 
-    def look(*_) -> None:  # before the optimizer's step, while gradients are there
+    def note_kinds(*_) -> None:  # before the optimizer's step, while gradients exist
         kinds.update(memory.by_kind(trainer.model, trainer.optimizer))
 
-    trainer.optimizer.register_step_pre_hook(look)
+    trainer.optimizer.register_step_pre_hook(note_kinds)
     dist.barrier()
     current.count_from_here()
     with memory.saved_activations(trainer.model) as held:
@@ -220,20 +221,20 @@ def second_step(config: Config) -> dict[str, int]:
 
 
 def sent_by_first(config: Config) -> dict[str, float]:
-    """Bytes that rank 0 sends in a step, by axis, float32: the theory's list of operations."""
+    """Bytes that rank 0 sends in a step, by axis, in float32, by the planner's list of operations."""
     job, layout = on_paper(config)
     return dict.fromkeys(("tp", "dp", "pp"), 0.0) | sent(job, layout, 0)
 
 
 def states_of_first(config: Config) -> float:
-    """Bytes of float32 weights and Adam's two on rank 0 between steps."""
+    """Bytes of float32 weights and of Adam's m and v on rank 0 between steps, by the planner."""
     held = estimate(*on_paper(config)).stages[0]
     return held["weights"] + held["optimizer"]
 
 
 def as_launched() -> None:
-    """Set what a launcher sets and accelerate asks for, which takes LOCAL_RANK for the number of a GPU. The
-    address is not used: the group is there.
+    """Set the variables that a launcher sets and accelerate reads. accelerate takes LOCAL_RANK for the number
+    of a GPU. The address is not used, because the group exists already.
     """
     gpu = current.rank.device.index
     os.environ |= {
@@ -247,8 +248,8 @@ def as_launched() -> None:
 
 
 def _accelerator():
-    """FSDP2 over all ranks, block by block; on CPU ranks, which accelerate does not shard over, data
-    parallelism.
+    """An Accelerator with FSDP2 over all ranks, block by block; with data parallelism for ranks on the CPU,
+    over which accelerate does not shard.
     """
     from accelerate import Accelerator, PartialState
     from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, ParallelismConfig
@@ -265,7 +266,7 @@ def _accelerator():
 
 
 class ByAccelerate:
-    """The training by accelerate's own API, on the ranks of a group that has been started."""
+    """The training by accelerate's own API, on the ranks of an existing group."""
 
     def __init__(self, config: Config):
         as_launched()
@@ -295,6 +296,6 @@ class ByAccelerate:
 
 
 def with_accelerate(config: Config, steps: int) -> list[float]:
-    """The losses of accelerate's first steps."""
+    """On a rank: the losses of the first `steps` steps by accelerate."""
     training = ByAccelerate(config)
     return [training.step() for _ in range(steps)]
