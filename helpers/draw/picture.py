@@ -98,7 +98,7 @@ def fix(figure, left: float, right: float, top: float, bottom: float) -> None:
 
 
 def box(ax, x: float, y: float, width: float, height: float, **look) -> None:
-    """Draw a rectangle with its lower left corner at (x, y), in data units. look: for plt.Rectangle."""
+    """Draw a rectangle from (x, y) to (x + width, y + height), in data units. look: for plt.Rectangle."""
     ax.add_patch(plt.Rectangle((x, y), width, height, **look))
 
 

@@ -223,7 +223,8 @@ def server_pid() -> int | None:
 
 def has_ended(pid: int | None) -> bool:
     """Whether the fork server `pid` has ended, or another has replaced it. A killed server closes its pipes
-    just before it has ended, so this waits up to half a second for the end. None: False.
+    just before it has ended, so this waits up to half a second for the end. None, of a spawned process:
+    False.
     """
     until = time.monotonic() + 0.5
     while (is_there := server_pid() == pid) and pid is not None and time.monotonic() < until:

@@ -74,8 +74,8 @@ def _ended() -> list[tuple[str, str, Run]]:
 
 
 def _uneven(run: Run, more: int) -> Run:
-    """The run with uneven ranks: each holds `more` bytes more than the rank before it. A step is repeated: in
-    a long run the second, in a short run the last.
+    """The run with uneven ranks: each holds `more` bytes more than the rank before it. In a run of more than
+    three steps the second step is repeated.
     """
     peaks = [[held + more * rank for rank, held in enumerate(step)] for step in run.peaks]
     level = 1 if len(peaks) > 3 else len(peaks)
