@@ -171,7 +171,7 @@ def test_what_was_chosen_is_kept_where_a_cell_runs_again(monkeypatch, tmp_path):
     unchosen._shown[-1].value = "two"
     assert "You predicted: two." in unchosen.reveal("one").text
 
-    monkeypatch.setattr(quiz, "_shown", {})
+    monkeypatch.setattr(quiz, "_displayed", {})
     quizzes = [quiz.Quiz() for _ in range(2)]
     quizzes[0]._repr_mimebundle_()
     quizzes[0].answer(3, quizzes[0].questions[2].right)

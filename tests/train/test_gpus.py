@@ -17,7 +17,7 @@ import torch
 from run_all import ON_GPU
 
 from helpers import World
-from helpers.ranks.messages import Error, shown
+from helpers.ranks.messages import Error, text_of
 from helpers.ranks.ports import free_port
 from three_axes import devices, nccl
 from three_axes.__main__ import main
@@ -127,7 +127,7 @@ def test_an_error_of_nccl_is_one_line(last):
         f" usage of NCCL library.\n{last}"
     )
     line = f"NCCL 2.28.9: {'Duplicate GPU detected' if last else 'invalid usage'} (ncclInvalidUsage)"
-    assert shown(RuntimeError(said)).strip() == line
+    assert text_of(RuntimeError(said)).strip() == line
 
 
 @pytest.mark.parametrize(
