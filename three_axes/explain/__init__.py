@@ -1,4 +1,4 @@
-"""Read traces that `torch.profiler` wrote: where a step's time went, and how to make it shorter.
+"""Reads traces that `torch.profiler` wrote, and reports where a step's time went and what would shorten it.
 
 python -m three_axes explain rank*.json.gz
 """

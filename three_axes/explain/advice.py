@@ -14,12 +14,12 @@ from .kernels import UNRECOGNISED
 from .skew import TOGETHER, Skew
 from .split import Split
 
-MOST = 5
-LEAST = 0.01  # a share of the step; a smaller cost, or difference between ranks, is not reported
+MOST = 5  # costs that are reported
+LEAST = 0.01  # of the recorded time; a smaller cost, or difference between ranks, is not reported
 SMALL = 1e6  # bytes; the time of a smaller message is mostly latency
 MANY = 20  # small messages of a kind, in a step
 SHORT = 100  # microseconds: a message of unknown size that takes less counts as small
-NOTHING = 0.1  # of a collective's time: with less computation than this, nothing can hide the collective
+NOTHING = 0.1  # of a collective's time: less computation than this cannot hide the collective
 
 # Part of the time -> (what to do about it, number of the drop).
 PARTS = {
@@ -63,55 +63,55 @@ class Advice(NamedTuple):
 
 
 def advice(splits: Sequence[Split], skews: Sequence[Skew] = ()) -> list[Advice]:
-    """The largest costs of the rank that works longest, for which the others wait, largest first. [] if the
-    trace has no events of the device that the rank computes on.
+    """At most `MOST` costs of the rank that works longest and for which the others wait, largest first. [] if
+    its trace has no events of the device on which it computes.
     """
-    one = slowest(splits)
-    if one.strange and not one.on_gpu:
+    slow = slowest(splits)
+    if slow.strange and not slow.on_gpu:
         return []
-    costs = [_exposed(one, op, axis, seconds, skews) for (op, axis), seconds in one.exposed.items()]
+    costs = [_exposed(slow, op, axis, seconds, skews) for (op, axis), seconds in slow.exposed.items()]
     advised = dict(PARTS)
-    if not one.pageable:
+    if not slow.pageable:
         advised["copies"] = PINNED, 11
-    if not one.trains:
+    if not slow.trains:
         advised["bubble"] = STAGE, 12
-    if one.brief > one.parts.get("idle", 0.0) / 2:
-        advised["idle"] = BRIEF + ", or CUDA graphs" * (not one.graphs), 11
-    costs += [Advice(one.parts[part], *what) for part, what in advised.items() if part in one.parts]
-    costs.append(_waiting_for_python(one, [s for s in splits if s is not one]))
-    if one.calls:
-        call = max(one.calls, key=one.calls.__getitem__)
+    if slow.brief > slow.parts.get("idle", 0.0) / 2:
+        advised["idle"] = BRIEF + ", or CUDA graphs" * (not slow.graphs), 11
+    costs += [Advice(slow.parts[part], *what) for part, what in advised.items() if part in slow.parts]
+    costs.append(_waiting_for_python(slow, [s for s in splits if s is not slow]))
+    if slow.calls:
+        call = max(slow.calls, key=slow.calls.__getitem__)
         text = (
             f"the GPU waits for the host, which is in long calls of CUDA, most of the time in {call}: such"
             " calls allocate or copy memory, load kernels, or wait. If only the first steps have them, record"
             " later ones"
         )
-        costs.append(Advice(one.parts["waiting for CUDA"], text, 11))
-    if one.parts["optimizer"] > 0.1 * one.seconds:
+        costs.append(Advice(slow.parts["waiting for CUDA"], text, 11))
+    if slow.parts["optimizer"] > 0.1 * slow.seconds:
         text = "the optimizer: fused=True, or ZeRO, by which each rank updates its part only"
-        costs.append(Advice(one.parts["optimizer"], text, 10))
+        costs.append(Advice(slow.parts["optimizer"], text, 10))
     if lead := longer(splits):
         text = (
-            f"rank {one.rank} works longer than the median of the other ranks: look for uneven stages or"
+            f"rank {slow.rank} works longer than the median of the other ranks: look for uneven stages or"
             " batches, or for a slow device"
         )
         costs.append(Advice(lead, text, 11))
-    worth = [a for a in costs if a.seconds > LEAST * one.seconds]
+    worth = [a for a in costs if a.seconds > LEAST * slow.seconds]
     return sorted(worth, key=lambda a: -a.seconds)[:MOST]
 
 
-def _waiting_for_python(one: Split, others: list[Split]) -> Advice:
-    seconds = one.parts["waiting for Python"]
-    larger = f"larger {'micro' * one.trains}batches"
+def _waiting_for_python(slow: Split, others: list[Split]) -> Advice:
+    seconds = slow.parts["waiting for Python"]
+    larger = f"larger {'micro' * slow.trains}batches"
     if others and seconds > 3 * statistics.median(s.parts["waiting for Python"] for s in others):
         text = (
-            f"rank {one.rank} waits for its own Python, the other ranks do not: look for what it alone does"
+            f"rank {slow.rank} waits for its own Python, the other ranks do not: look for what it alone does"
             " between operators, such as reading data, logging or saving"
         )
-    elif one.on_gpu:
+    elif slow.on_gpu:
         text = (
             f"the GPU waits for Python to launch the next kernel: {larger}, torch.compile"
-            f"{' or CUDA graphs' * (not one.graphs)}, and no .item() or print of a tensor in the step"
+            f"{' or CUDA graphs' * (not slow.graphs)}, and no .item() or print of a tensor in the step"
         )
     else:
         text = f"Python runs between the operators: {larger}"
@@ -124,30 +124,30 @@ def slowest(splits: Sequence[Split]) -> Split:
 
 
 def longer(splits: Sequence[Split]) -> float:
-    """Seconds by which the slowest rank's work exceeds the median of the other ranks. 0 if that is less than
-    a hundredth of the time, or if unrecognised kernels or idle time may explain it.
+    """Seconds by which the slowest rank's work exceeds the median of the other ranks. 0 if there are no other
+    ranks, if it is at most `LEAST` of the time, or if unrecognised kernels or idle time may explain it.
     """
-    one = slowest(splits)
+    slow = slowest(splits)
     if len(splits) < 2:
         return 0.0
-    lead = one.working - statistics.median(s.working for s in splits if s is not one)
+    lead = slow.working - statistics.median(s.working for s in splits if s is not slow)
     unsure = max(s.may_wait for s in splits)
-    return lead if lead > LEAST * one.seconds and lead > unsure else 0.0
+    return lead if lead > LEAST * slow.seconds and lead > unsure else 0.0
 
 
-def _exposed(one: Split, op: str, axis: str, seconds: float, skews: Sequence[Skew]) -> Advice:
-    """What a collective along an axis costs: the sum of its rows in the table, one for each message size."""
-    its = [c for c in one.collectives if (c.op, c.axis) == (op, axis)]
+def _exposed(slow: Split, op: str, axis: str, seconds: float, skews: Sequence[Skew]) -> Advice:
+    """The advice for an operation along an axis, all message sizes together. seconds: its exposed time."""
+    its = [c for c in slow.collectives if (c.op, c.axis) == (op, axis)]
     sizes = len({c.payload for c in its})
     where = ("" if axis == UNKNOWN else f" along {axis}") + (
         f", its {sizes} sizes together," if sizes > 1 else ""
     )
-    most = one.parts["compute"] + one.parts["optimizer"] + one.parts.get(UNRECOGNISED, 0.0)
-    free = most - (one.hidden + one.unsure) * one.communication  # computation that hides nothing yet
-    waits = next((s for s in skews if s.axis == axis and s.waited.get(one.rank, 0) > s.transfer), None)
+    most = slow.parts["compute"] + slow.parts["optimizer"] + slow.parts.get(UNRECOGNISED, 0.0)
+    free = most - (slow.hidden + slow.unsure) * slow.communication  # computation that hides nothing yet
+    waits = next((s for s in skews if s.axis == axis and s.waited.get(slow.rank, 0) > s.transfer), None)
     waits = waits if op in TOGETHER else None
     if waits:
-        share = waits.waited[one.rank] / (waits.waited[one.rank] + waits.transfer)
+        share = waits.waited[slow.rank] / (waits.waited[slow.rank] + waits.transfer)
         do = (
             f"of its group's collectives {share:.0%} is waiting, mostly for rank {waits.latest}: look what"
             " makes that late",
@@ -156,38 +156,38 @@ def _exposed(one: Split, op: str, axis: str, seconds: float, skews: Sequence[Ske
     elif op not in NAMED:
         do = "its kernel's name is of no collective that is known here: look what calls it", 11
     elif free < NOTHING * seconds:
-        some, whole = (1e3 * s / max(1, one.steps) for s in (most, one.seconds))
+        some, whole = (1e3 * s / max(1, slow.steps) for s in (most, slow.seconds))
         do = (
             f"there is nothing to hide it under, for only {some:.1f} of {whole:.1f} ms are computed: larger"
             " batches on each rank, or fewer ranks",
             11,
         )
     else:
-        do = _many(one, its) or _uneven(one, its) or _of_kind(one, op, axis)
+        do = _many(slow, its) or _uneven(slow, its) or _of_kind(slow, op, axis)
     return Advice(seconds, f"{op}{where} that no computation hides: {do[0]}", do[1])
 
 
-def _many(one: Split, its: list[Collective]) -> tuple[str, int] | None:
+def _many(slow: Split, its: list[Collective]) -> tuple[str, int] | None:
     """The advice if most of the time goes into many small messages of a step."""
     took = lambda alike: sum(c.end - c.start for c in alike)
     sizes = [c.payload for c in its if c.payload]
     small = (
         [c for c in its if (c.payload or 0) < SMALL] if sizes else [c for c in its if c.end - c.start < SHORT]
     )
-    if not one.steps or len(small) / one.steps <= MANY or took(small) <= took(its) / 2:
+    if not slow.steps or len(small) / slow.steps <= MANY or took(small) <= took(its) / 2:
         return None
     each = human(statistics.median(c.payload or 0 for c in small))
     if not sizes:
         each = f"{statistics.median(c.end - c.start for c in small):.0f} µs"
     return (
-        f"{len(small) / one.steps:.0f} a step of {each} in the median; join them into fewer, larger ones",
+        f"{len(small) / slow.steps:.0f} a step of {each} in the median; join them into fewer, larger ones",
         9,
     )
 
 
-def _uneven(one: Split, its: list[Collective]) -> tuple[str, int] | None:
-    """The advice if the most expensive kind is far slower in the median than at its best."""
-    costly = max(its, key=lambda c: one.alone[c.kind]).kind
+def _uneven(slow: Split, its: list[Collective]) -> tuple[str, int] | None:
+    """The advice if the costliest kind has less than half of its best bandwidth in the median."""
+    costly = max(its, key=lambda c: slow.alone[c.kind]).kind
     rates = [c.sent / (c.end - c.start) / 1e3 for c in its if c.kind == costly and c.sent and c.end > c.start]
     if not rates or statistics.median(rates) >= max(rates) / 2:
         return None
@@ -198,7 +198,8 @@ def _uneven(one: Split, its: list[Collective]) -> tuple[str, int] | None:
     )
 
 
-def _of_kind(one: Split, op: str, axis: str) -> tuple[str, int]:
+def _of_kind(slow: Split, op: str, axis: str) -> tuple[str, int]:
+    """The advice by the axis's name and the operation."""
     if any(word in axis.lower() for word in ("tp", "tensor", "model")):
         return "keep tensor parallelism in a node, make it smaller, or add sequence parallelism", 6
     if "pp" in axis.lower() or "pipe" in axis.lower():
@@ -207,9 +208,9 @@ def _of_kind(one: Split, op: str, axis: str) -> tuple[str, int]:
         return "keep its group in a node, or run it beside something else", 9
     if op == COPY:
         return "look which GPUs they join, and run them beside something else", 11
-    if op == "all_gather" and one.trains:
+    if op == "all_gather" and slow.trains:
         return "if it gathers weights, prefetch the next layer's, or keep them after forward", 9
-    if op not in ("all_reduce", "reduce_scatter") or not one.trains:
+    if op not in ("all_reduce", "reduce_scatter") or not slow.trains:
         return "look whether every step needs it, or run it beside something else", 11
     return (
         "if it sums gradients, begin it during backward, with buckets that are ready early; or take larger"

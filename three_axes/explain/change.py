@@ -1,4 +1,4 @@
-"""What changed between two recordings of one job, before and after a change."""
+"""Compares two recordings of one job, before and after a change."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from .report import Explained
 
 @dataclass
 class Change:
-    """Two recordings. Times are seconds of a step, as the mean over the ranks of each recording."""
+    """Two recordings. Times are means over the ranks, in seconds of a step; of the whole recording if it
+    marks no steps.
+    """
 
     before: Explained
     after: Explained
 
     def parts(self) -> dict[str, tuple[float, float]]:
-        """Part -> seconds of a step before and after, the largest change first, and at the end 'together'."""
-        names = {part for made in (self.before, self.after) for s in made.splits for part in s.parts}
+        """Part -> (seconds of a step before, after); the largest change is first, 'together' is last."""
+        names = {
+            part for recording in (self.before, self.after) for s in recording.splits for part in s.parts
+        }
         both = {name: (_mean(self.before, name), _mean(self.after, name)) for name in names}
         ranked = sorted(both.items(), key=lambda part: -abs(part[1][1] - part[1][0]))
         return dict(ranked) | {"together": (_mean(self.before), _mean(self.after))}
@@ -29,7 +33,7 @@ class Change:
             for name, (was, now) in self.parts().items()
             if was or now
         ]
-        marked = all(s.steps for made in (self.before, self.after) for s in made.splits)
+        marked = all(s.steps for recording in (self.before, self.after) for s in recording.splits)
         what = "a step" if marked else "what was recorded"
         return repr(Table([what, "before", "after", "change"], rows, total, title=f"what changed in {what}"))
 
@@ -38,7 +42,7 @@ class Change:
         return {"before_and_after": self.parts(), "before": self.before.json(), "after": self.after.json()}
 
 
-def _mean(made: Explained, part: str = "") -> float:
+def _mean(recording: Explained, part: str = "") -> float:
     """Seconds of a step, of one part or of the whole step."""
     of = lambda s: s.parts.get(part, 0.0) if part else s.seconds
-    return statistics.fmean(of(s) / max(1, s.steps) for s in made.splits)
+    return statistics.fmean(of(s) / max(1, s.steps) for s in recording.splits)

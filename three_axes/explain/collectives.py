@@ -1,4 +1,4 @@
-"""Which collective a kernel runs, how many bytes its tensor has, and along which axis it is."""
+"""Finds which collective a kernel runs, how many bytes its tensor has, and along which axis it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..paper.collectives import COLLECTIVES, algorithmic_bytes
 from .kernels import COMMUNICATES, function_of, known
 from .reading import Event, Trace
 
-# The names in kernels, in NCCL's annotations and in gloo's; longer names first.
+# A name in kernels, in NCCL's annotations or gloo's, without underscores -> operation; longer names first.
 KNOWN = {"sendrecv": "send or all_to_all"}
 KNOWN |= {op.replace("_", ""): op for op in sorted(COLLECTIVES, key=len, reverse=True)}
 PIPELINE = ("send", "recv")
@@ -29,8 +29,9 @@ UNKNOWN = "group not said"
 @dataclass(slots=True)
 class Collective:
     """A collective, as a kernel or gloo's thread ran it. op: one of `NAMED`, or the kernel's own name if that
-    names no known collective. payload: bytes of the whole tensor; None: not known. group: its name in
-    PyTorch, '' if the trace does not have it.
+    names no known collective. axis: the group's description, or `UNKNOWN`. start, end: in microseconds.
+    payload: bytes of the whole tensor; None if not known. group: its name in PyTorch, and its ranks for a
+    kernel; '' if the trace does not have them.
     """
 
     op: str
@@ -48,7 +49,7 @@ class Collective:
 
     @property
     def sent(self) -> float | None:
-        """Bytes that a rank must send for it; None if size or payload is not known."""
+        """Bytes that a rank must send for it; None if size, payload or operation is not known."""
         if self.payload is None or self.size is None or self.op not in COLLECTIVES:
             return None
         return algorithmic_bytes(self.op, self.payload, self.size)
@@ -66,15 +67,16 @@ def operation(name: str) -> str:
     without a known collective is returned without its arguments.
     """
     squeezed = name.lower().replace("_", "").replace("nccl", "").replace("gloo:", "")
-    return next((op for word, op in KNOWN.items() if word in squeezed), _own(name))
+    return next((op for word, op in KNOWN.items() if word in squeezed), _short_name(name))
 
 
-def _own(name: str) -> str:
+def _short_name(name: str) -> str:
+    """The kernel's own name, without namespaces and arguments, safe to print."""
     return plain(function_of(name).rpartition("::")[2], 40)
 
 
 class Announced:
-    """PyTorch's annotations of its calls of NCCL. In older traces only these name the collective."""
+    """PyTorch's annotations of its calls of NCCL. In older traces only they contain a collective's name."""
 
     def __init__(self, trace: Trace):
         self.by_thread: dict[object, list[Event]] = {}
@@ -93,8 +95,9 @@ class Announced:
 
 
 def of_kernel(kernel: Event, announced: Announced) -> Collective:
-    """The collective of a kernel, or of a copy to another GPU. Its operation is read from the arguments; if
-    these do not name it, from an annotation, or else from the kernel's name.
+    """The collective of a kernel, or of a copy to another GPU. The operation of a kernel of NCCL or RCCL is
+    read from its arguments; if they do not have it, from an annotation, or else from the kernel's name. For
+    another kernel it is in `data/kernels.csv`, or else it is the kernel's own name.
     """
     args = kernel.args
     if kernel.name.startswith("Memcpy"):
@@ -102,7 +105,7 @@ def of_kernel(kernel: Event, announced: Announced) -> Collective:
     if "ccl" in kernel.name.lower():
         op = operation(str(args.get("Collective name") or announced.around(kernel) or kernel.name))
     else:
-        op = known(kernel.name).operation or _own(kernel.name)
+        op = known(kernel.name).operation or _short_name(kernel.name)
     axis = _axis(args.get("Process Group Description") or args.get("Process Group Name") or UNKNOWN)
     if axis == "undefined":
         axis = f"group {plain(args.get('Process Group Name'))}"

@@ -15,12 +15,14 @@ from .report import Explained
 
 
 def run(args: Namespace) -> int:
-    """Print the report of some traces. Raises ValueError with a sentence for files that are no traces."""
+    """Print the report on some traces, or on what changed between two folders of traces. Returns the exit
+    status. Raises Unreadable for files that are no traces.
+    """
     if len(args.traces) == 2 and all(map(os.path.isdir, args.traces)):
-        made: Change | Explained = Change(*(explain(files_of(folder)) for folder in args.traces))
+        report: Change | Explained = Change(*(explain(files_of(folder)) for folder in args.traces))
     else:
-        made = explain([file for given in args.traces for file in files_of(given)])
+        report = explain([file for given in args.traces for file in files_of(given)])
     if args.json:
-        return put(json.dumps(made.json(), default=float, allow_nan=False))
+        return put(json.dumps(report.json(), default=float, allow_nan=False))
     with fitted(sys.stdout):
-        return put(fold(repr(made)))
+        return put(fold(repr(report)))

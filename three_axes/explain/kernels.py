@@ -1,4 +1,4 @@
-"""What a kernel does, by its name: it computes, it communicates, or it is not recognised.
+"""Finds by a kernel's name whether it computes or communicates, or that it is not recognised.
 
 `data/kernels.csv` has patterns of names, in the order in which they are tried, each with its source.
 """
@@ -16,8 +16,8 @@ _ENABLED = re.compile(r"^std::enable_if<.*?>::type ")  # the return type of cuBL
 
 
 class Kernel(NamedTuple):
-    """does: `COMPUTES`, `COMMUNICATES` or `UNRECOGNISED`. operation: the collective that it runs; '' if the
-    kernel's name contains it.
+    """does: `COMPUTES`, `COMMUNICATES` or `UNRECOGNISED`. operation: the collective that the kernel runs; ''
+    if it runs none, or if its own name contains the collective's.
     """
 
     does: str

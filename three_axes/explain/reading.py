@@ -1,4 +1,5 @@
-"""Reads a trace of `torch.profiler` event by event, and keeps only what is needed, so that large files fit.
+"""Reads a trace of `torch.profiler` event by event, and keeps only the needed ones, so that large files fit
+in memory.
 
 The format is Chrome's "Trace Event Format"; what PyTorch writes into it is in Kineto's output_json.cpp.
 """
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from ..foreign import Unreadable, open_file, plain
 
 CHUNK = 1 << 22  # characters read at once
-HEAD = 1 << 26  # characters in which the list of events must begin
+HEAD = 1 << 26  # characters in which the list of events must begin, and in which one event must end
 LATEST = 2.0**63  # microseconds; a larger time is an error
 _BETWEEN = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
@@ -28,16 +29,17 @@ _RANK = re.compile(r"rank[-_ ]?(\d{1,9})", re.I)
 GPU = {"kernel": "kernel", "gpu_memcpy": "gpu_memcpy", "gpu_memset": "gpu_memset"}
 GPU |= {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
 CALLS = ("runtime", "driver")  # how the categories of the host's calls end: "cuda_runtime", "Runtime"
-STRANGE = ("mtia", "hpu", "privateuse1", "xpu", "glow")
+STRANGE = ("mtia", "hpu", "privateuse1", "xpu", "glow")  # devices whose events are not read
 OPERATORS = ("cpu_op", "operator")
 BACKWARD = ("ackward", "bwd", "_grad", "autograd::engine", "Optimizer.step")  # in names only training has
 NOTES = ("user_annotation", "gpu_user_annotation")
-NOTED = ("enumerate(DataLoader)", "ProfilerStep", "Optimizer.step#", "nccl:", "gloo:")  # once operators
+# Annotations by name, because older traces list them as operators.
+NOTED = ("enumerate(DataLoader)", "ProfilerStep", "Optimizer.step#", "nccl:", "gloo:")
 
 
 @dataclass(slots=True)
 class Event:
-    """An event; times in microseconds."""
+    """An event. start, end: in microseconds. args: those in `NEEDED`."""
 
     name: str
     start: float
@@ -47,7 +49,7 @@ class Event:
 
 
 class HostCall(NamedTuple):
-    """A call of the host to CUDA, or to another device's library."""
+    """A call of the host to CUDA, or to another device's library. start, end: in microseconds."""
 
     name: str
     start: float
@@ -57,13 +59,16 @@ class HostCall(NamedTuple):
 
 @dataclass
 class Trace:
-    """What one rank's trace has. gpu: kernels and copies. launches: correlation -> the host's call that
-    launched the kernel. notes: annotations. cpu: operators of a run without GPU. groups: the process groups,
-    in PyTorch's description. size: of the world; None: not known. strange: devices without events in the
-    trace, or with events that are not read here. trains: False if operators were recorded and none is of a
-    backward. devices: the process's own numbers of the GPUs that ran the kernels. host: the machine, if
-    `tensorboard_trace_handler` named the file; a trace itself names neither its machine nor its GPUs
-    (output_json.cpp and DeviceProperties.cpp of Kineto at 002d991).
+    """The needed contents of one rank's trace.
+
+    rank: None if neither the trace nor the file's name has it. gpu: (kind, event) of kernels, copies and
+    memsets. launches: correlation -> the host's call that launched the kernel. notes: annotations. cpu:
+    operators; [] if there are events of a GPU. groups: PyTorch's descriptions of the process groups. size: of
+    the world; None if not known. strange: devices without events in the trace, or with events that are not
+    read here. trains: False if operators were recorded and none is of a backward or an optimizer. devices:
+    the process's own numbers of the GPUs that ran the kernels. host: the machine, if
+    `tensorboard_trace_handler` named the file; otherwise ''. A trace itself names neither its machine nor its
+    GPUs (output_json.cpp and DeviceProperties.cpp of Kineto at 002d991).
     """
 
     file: str
@@ -93,8 +98,8 @@ def files_of(path: str) -> list[str]:
 
 
 def read(path: str) -> Trace:
-    """Read one file, plain or gzipped. Raises Unreadable if it is no whole trace, or holds
-    impossible values.
+    """Read one file, plain or gzipped. Raises Unreadable if it cannot be read, is no whole trace, has no
+    kernels and no operators, or has impossible values.
     """
     file, launches, notes, cpu = plain(Path(path).name), {}, [], []
     beside: dict = {}
@@ -198,7 +203,9 @@ def _is_sound(value: object) -> bool:
 
 
 def _events(path: str, beside: dict) -> Iterator[object]:
-    """The events of a file; the fields beside the list of events are added to `beside`."""
+    """The events of a file. The fields beside the list of events are added to `beside`. Raises Unreadable for
+    a file that is no trace, or is damaged.
+    """
     name, decode = plain(Path(path).name), json.JSONDecoder().raw_decode
     with open_file(path) as raw:
         file = io.TextIOWrapper(gzip.open(raw) if raw.peek(2).startswith(b"\x1f\x8b") else raw, "utf-8")

@@ -1,4 +1,4 @@
-"""What one or many traces report, as text and for other programs."""
+"""The report on one or many traces, as text and for other programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from .split import UNSAID, Split, split
 GROUPS = 4  # groups whose waiting is reported
 KERNELS = 5  # unrecognised kernels that are named
 ROWS = 12  # kinds of collective in the table
-TOLD = ("rank", "file", "seconds", "steps", "parts", "communication", "hidden", "working")  # of each rank
+# The fields of each rank's `Split` that --json prints.
+FIELDS = ("rank", "file", "seconds", "steps", "parts", "communication", "hidden", "working")
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Explained:
     skews: list[Skew]
 
     def parts(self) -> Table:
-        """A table of each rank's time in a step, by part."""
+        """A table of each rank's time in a step, by part; of more than four ranks, only `_extremes`."""
         names = dict.fromkeys(part for s in self.splits for part in s.parts)
         rows = [[name] for name in names if any(s.parts.get(name, 0) > 0 for s in self.splits)]
         chosen = self.splits if len(self.splits) <= 4 else self._extremes()
@@ -46,28 +47,28 @@ class Explained:
         return Table(columns, rows, total, title=f"where the time of {what} went")
 
     def _extremes(self) -> list[Split]:
-        """The slowest rank, one in the middle and the fastest."""
+        """The ranks that work longest, in the median and shortest."""
         ranked = sorted(self.splits, key=lambda s: -s.working)
         return [ranked[0], ranked[len(ranked) // 2], ranked[-1]]
 
     def collectives(self) -> Table:
-        """A table of the slowest rank's collectives, by kind, axis and size: how often, how long,
-        how fast.
+        """A table of the slowest rank's collectives, with a row for each of the `ROWS` kinds that take
+        longest: calls, milliseconds of a step and of a call, and bandwidth.
         """
-        one = slowest(self.splits)
+        slow = slowest(self.splits)
         kinds: dict[tuple, list[Collective]] = {}
-        for c in one.collectives:
+        for c in slow.collectives:
             kinds.setdefault(c.kind, []).append(c)
         ranked = sorted(kinds.items(), key=lambda kind: -sum(c.end - c.start for c in kind[1]))
         rows = []
-        steps = max(1, one.steps)
+        steps = max(1, slow.steps)
         for (op, axis, payload), alike in ranked[:ROWS]:
             took = [c.end - c.start for c in alike]
             middle, sent = statistics.median(took), alike[0].sent
             whole = len(alike) % steps == 0
             calls = f"{len(alike) // steps}" if whole else f"{len(alike)} in {steps} steps"
             rates = [f"{sent / us / 1e3:.1f} GB/s" if sent and us > 0 else "" for us in (middle, min(took))]
-            times = [sum(took) / steps / 1e3, 1e3 * one.alone[op, axis, payload] / steps, middle / 1e3]
+            times = [sum(took) / steps / 1e3, 1e3 * slow.alone[op, axis, payload] / steps, middle / 1e3]
             rows.append([op, axis, human(payload), calls, *(f"{ms:.2f} ms" for ms in times), *rates])
         left = "" if len(ranked) <= ROWS else f"; {len(ranked) - ROWS} more kinds take less"
         return Table(
@@ -75,7 +76,7 @@ class Explained:
                 "collective",
                 "axis",
                 "size",
-                "calls a step" if one.steps else "calls",
+                "calls a step" if slow.steps else "calls",
                 "together",
                 "exposed",
                 "median",
@@ -83,30 +84,30 @@ class Explained:
                 "best",
             ],
             rows,
-            title=f"rank {one.rank}'s collectives, by time (bandwidth: bytes a ring must send){left}",
+            title=f"rank {slow.rank}'s collectives, by time (bandwidth: bytes a ring must send){left}",
         )
 
     def sentences(self) -> list[str]:
         """Sentences on the share that is hidden, the slowest rank, and which rank waits for which."""
-        one, sentences = slowest(self.splits), []
-        if one.communication:
-            also = f", {one.unsure:.1%} under kernels that are not recognised" * (one.unsure >= LEAST)
+        slow, sentences = slowest(self.splits), []
+        if slow.communication:
+            also = f", {slow.unsure:.1%} under kernels that are not recognised" * (slow.unsure >= LEAST)
             sentences.append(
-                f"rank {one.rank} communicates {one.communication / one.seconds:.1%} of the time, and"
-                f" {one.hidden:.1%} of that is hidden under computation{also}"
+                f"rank {slow.rank} communicates {slow.communication / slow.seconds:.1%} of the time, and"
+                f" {slow.hidden:.1%} of that is hidden under computation{also}"
             )
         if len(self.splits) > 1:
             sentences.append(self._slowest())
         return sentences + [skew.sentence() for skew in self.skews[:GROUPS]]
 
     def _slowest(self) -> str:
-        one = slowest(self.splits)
+        slow = slowest(self.splits)
         here = " here" * bool(self.missing())
         if longer(self.splits):
-            others = statistics.median(s.working for s in self.splits if s is not one)
+            others = statistics.median(s.working for s in self.splits if s is not slow)
             return (
-                f"rank {one.rank} is the slowest{here}: without waiting for others it works"
-                f" {one.working / max(1e-9, others):.2f} times as long as the median of the other ranks"
+                f"rank {slow.rank} is the slowest{here}: without waiting for others it works"
+                f" {slow.working / max(1e-9, others):.2f} times as long as the median of the other ranks"
             )
         if any(s.may_wait > LEAST * s.seconds for s in self.splits):
             return "not known: which rank is the slowest; what is not recognised may be waiting for others"
@@ -115,16 +116,16 @@ class Explained:
     def _missing(self) -> str:
         if not (missing := self.missing()):
             return ""
-        there = max(s.size or 0 for s in self.splits)
+        size = max(s.size or 0 for s in self.splits)
         return (
-            f"traces of {len(missing)} of {there} ranks are missing ({ranks(missing)}): this report is on"
+            f"traces of {len(missing)} of {size} ranks are missing ({ranks(missing)}): this report is on"
             f" {ranks([s.rank for s in self.splits])}, and another rank may be slower"
         )
 
     def missing(self) -> list[int]:
         """Ranks of the job for which no file was given."""
-        there = max(s.size or 0 for s in self.splits)
-        return sorted(set(range(there)) - {s.rank for s in self.splits})
+        size = max(s.size or 0 for s in self.splits)
+        return sorted(set(range(size)) - {s.rank for s in self.splits})
 
     def __repr__(self) -> str:
         parts = [self._missing(), repr(self.parts())]
@@ -139,10 +140,10 @@ class Explained:
         return "\n\n".join(filter(None, parts))
 
     def _nothing(self) -> str:
-        one = slowest(self.splits)
-        if one.strange and not one.on_gpu:
+        slow = slowest(self.splits)
+        if slow.strange and not slow.on_gpu:
             return "nothing is advised: the trace has the host's part alone"
-        beside = " and what is not known" * bool(one.may_wait > LEAST * one.seconds)
+        beside = " and what is not known" * bool(slow.may_wait > LEAST * slow.seconds)
         return f"nothing takes more than one hundredth of the time beside computing{beside}"
 
     def json(self) -> dict:
@@ -150,7 +151,7 @@ class Explained:
         rank works longer than the others.
         """
         return {
-            "ranks": [{name: getattr(s, name) for name in TOLD} for s in self.splits],
+            "ranks": [{name: getattr(s, name) for name in FIELDS} for s in self.splits],
             "slowest": slowest(self.splits).rank if longer(self.splits) else None,
             "missing": self.missing(),
             "advice": [a._asdict() for a in self.advice],
@@ -160,8 +161,8 @@ class Explained:
 
 
 def explain(files: Sequence[str]) -> Explained:
-    """Read traces, one for each rank. Raises Unreadable if a file is no trace, or two are of the
-    same rank.
+    """Read traces, one for each rank, and make the report. Raises Unreadable if a file is no trace, or if two
+    are of the same rank. A trace that does not say of which rank it is gets its place among the files.
     """
     splits: list[Split] = []
     paths: dict[int | None, str] = {}
@@ -184,34 +185,35 @@ def _in_a_step(split: Split, seconds: float) -> list[str]:
 
 
 def _unknown(splits: list[Split]) -> list[str]:
+    """Sentences on what the traces do not contain."""
     unknown, sent = [], [c for s in splits for c in s.collectives]
     if strange := sorted({device for s in splits for device in s.strange}):
         unknown.append(
             f"not known: what {' and '.join(strange)} devices did; the trace has no events of theirs that are"
             " read here, and this report has only the host's part"
         )
-    one = slowest(splits)
+    slow = slowest(splits)
     if alike := _on_one_number(splits):
         more = f"; nor of {len(alike) - 1} more such groups" * (len(alike) > 1)
         unknown.append(
             f"not known: whether {ranks(alike[0])} shared a GPU: each has the same number for its own, and a"
             f" trace does not name it{more}. Ranks that share one take turns: then seconds mean nothing"
         )
-    if len(one.devices) > 1:
+    if len(slow.devices) > 1:
         unknown.append(
-            f"not known: what each of the {len(one.devices)} GPUs of rank {one.rank} did; a moment counts as"
-            " computing where one of them computes"
+            f"not known: what each of the {len(slow.devices)} GPUs of rank {slow.rank} did; a moment counts"
+            " as computing where one of them computes"
         )
-    if one.unrecognised:
+    if slow.unrecognised:
         names = ", ".join(
-            f"{plain(name, 60)} ({seconds / one.seconds:.1%})"
-            for name, seconds in list(one.unrecognised.items())[:KERNELS]
+            f"{plain(name, 60)} ({seconds / slow.seconds:.1%})"
+            for name, seconds in list(slow.unrecognised.items())[:KERNELS]
         )
-        more = f" and {len(one.unrecognised) - KERNELS} more" * (len(one.unrecognised) > KERNELS)
+        more = f" and {len(slow.unrecognised) - KERNELS} more" * (len(slow.unrecognised) > KERNELS)
         unknown.append(f"not recognised: {names}{more}; these kernels may compute or communicate")
-    if (idle := one.parts.get(UNSAID, 0.0)) > LEAST * one.seconds:
+    if (idle := slow.parts.get(UNSAID, 0.0)) > LEAST * slow.seconds:
         unknown.append(
-            f"not known: what the GPU waited for in {idle / one.seconds:.1%} of the time; the trace does not"
+            f"not known: what the GPU waited for in {idle / slow.seconds:.1%} of the time; the trace does not"
             " have the launch of the kernel that came next"
         )
     if not sent:

@@ -1,4 +1,4 @@
-"""Separates waiting from transfer: which rank came last to the collectives in several ranks' traces.
+"""Separates waiting from transfer in several ranks' traces: finds which rank entered the collectives last.
 
 Clocks are not compared. All ranks of a group leave an all-reduce, an all-gather, a reduce-scatter or a
 barrier at the same moment, when the last rank has entered and the bytes have moved. So the rank that entered
@@ -22,8 +22,9 @@ ALONE = ("all_to_all", *EXPERTS)  # each rank leaves when its own parts have arr
 
 @dataclass
 class Skew:
-    """Waiting and transfer in the collectives of one group. waited: rank -> seconds of the whole recording in
-    which it waited for later ranks. transfer: seconds of a rank. last: rank -> how often it entered last.
+    """Waiting and transfer in the collectives of one group. calls: the number of collectives. transfer:
+    seconds of all of them without waiting. waited: rank -> seconds of the whole recording in which it waited
+    for later ranks. last: rank -> how often it entered last.
     """
 
     axis: str
@@ -38,7 +39,7 @@ class Skew:
         return self.last.most_common(1)[0][0]
 
     def sentence(self) -> str:
-        """A sentence with the mean wait of a rank, the transfer (both in ms), and the rank that came last."""
+        """A sentence with the mean wait of a rank, the transfer (both in ms), and the latest rank."""
         mean = sum(self.waited.values()) / len(self.waited)
         late = self.latest
         return (
@@ -74,8 +75,8 @@ def skews(splits: Sequence[Split]) -> tuple[list[Skew], list[str]]:
             )
             continue
         skew = Skew(axis, waited=dict.fromkeys(members, 0.0))
-        for meeting in zip(*members.values()):
-            took = dict(zip(members, ((c.end - c.start) / 1e6 for c in meeting)))
+        for call in zip(*members.values()):
+            took = dict(zip(members, ((c.end - c.start) / 1e6 for c in call)))
             least = min(took, key=took.__getitem__)
             skew.calls, skew.transfer = skew.calls + 1, skew.transfer + took[least]
             skew.last[least] += 1
