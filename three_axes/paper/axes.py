@@ -1,7 +1,8 @@
-"""The axes, one record each: an axis's name, what it splits, where its ranks lie, how often they communicate.
+"""Lists the axes. An axis's record has its name, what it splits, where its ranks lie, and how often they
+communicate.
 
-Layouts, tables, the command line, JSON, the planner and a layout's defence loop over this list. The bytes and
-FLOPs that an axis adds to a layer are in `plan`.
+Layouts, tables, the command line, JSON and the planner loop over this list. The bytes and FLOPs that an axis
+adds to a layer are in `plan`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from typing import NamedTuple
 
 
 class Axis(NamedTuple):
-    """name: of its size and its flag. called: its name in prose. splits: what its ranks share. talks: how
-    often they send: in each layer, in each microbatch or once a step. part: the term of a step's seconds that
-    its communication counts to; formula: of these seconds. letter: of its size in formulas, or else its name.
+    """An axis of parallelism.
 
-    beside: the axis that it lies next to, outside it; if empty, a layout's order says where it lies. folds:
-    it has no ranks of its own, but regroups those of other axes, as expert parallelism does. replicates:
-    ranks along it hold the same weights.
+    name: the short name, which its size and its flag have. called: the name in prose. splits: what its ranks
+    share. talks: how often they send, 'layer', 'microbatch' or once a 'step'. part: the term of a step's
+    seconds to which its communication counts. formula: the formula of these seconds. letter: stands for its
+    size in formulas; if empty, the name does.
+
+    beside: the axis next to which it lies, on the outer side; if empty, a layout's order decides. folds:
+    whether it has no ranks of its own, but regroups those of other axes, as expert parallelism does.
+    replicates: whether ranks along it hold the same weights.
     """
 
     name: str

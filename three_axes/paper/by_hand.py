@@ -33,8 +33,8 @@ def training_operations(N: float, tokens: float) -> float:
 
 
 def reduce_scatter_bytes(size: float, n: int) -> float:
-    """Around a ring of n ranks: n−1 steps, in each of which a rank sends one of n chunks. An all-gather sends
-    as much. Patarasu and Yuan 2009.
+    """A ring of n ranks takes n−1 steps, in each of which a rank sends one of n chunks of `size` bytes in
+    all. An all-gather sends as much. Patarasu and Yuan 2009.
     """
     return (n - 1) / n * size
 
@@ -119,7 +119,7 @@ def layer_activation_bytes(
 
 
 def microbatches_held(schedule: str, p: int, m: int, stage: int = 0) -> int:
-    """Drop 07: how many microbatches' activations a stage holds at once."""
+    """Drop 07: of how many microbatches a stage holds activations at its peak, with GPipe or 1F1B."""
     return m if schedule == "GPipe" else min(m, p - stage)  # 1F1B: one backward frees one, after a warm-up
 
 
@@ -127,15 +127,16 @@ def microbatches_held(schedule: str, p: int, m: int, stage: int = 0) -> int:
 
 
 def bubble(p: int, m: int, v: int = 1) -> float:
-    """The share of wall time in which a pipeline rank idles, with GPipe or 1F1B (v = 1), or interleaved: of
-    the m + (p−1)/v slots (a forward and its backward each), (p−1)/v are idle. Narayanan et al. 2021.
+    """The share of wall time in which a pipeline rank idles, with GPipe or 1F1B (v = 1), or interleaved. A
+    slot is the time of a forward and its backward. Of m + (p−1)/v slots, (p−1)/v are idle. Narayanan et al.
+    2021.
     """
     idle = (p - 1) / v
     return idle / (m + idle)
 
 
 def ring_seconds(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
-    """An all-reduce: 2·(n−1) steps, in each of which a rank sends size/n bytes and waits once.
+    """Seconds of an all-reduce: 2·(n−1) steps, in each of which a rank sends size/n bytes and waits once.
 
     bandwidth: bytes a second of one rank, in one direction. latency: seconds of one message.
     """
@@ -146,8 +147,9 @@ def ring_seconds(size: float, n: int, bandwidth: float, latency: float = 0.0) ->
 
 
 def neighbours_apart(axis: str, sizes: dict[str, int]) -> int:
-    """How many ranks lie between neighbours along an axis: the product of the sizes further in. sizes: from
-    the outermost axis to the innermost, such as {"pp": 2, "dp": 2, "tp": 2}.
+    """The difference of the numbers of two neighbours along an axis: the product of the sizes further in.
+    sizes: from the outermost axis to the innermost, such as {"pp": 2, "dp": 2, "tp": 2}. Raises ValueError
+    for an axis that is not among them.
     """
     apart = 1
     for inner in reversed(sizes):

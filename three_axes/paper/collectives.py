@@ -4,18 +4,18 @@ One convention throughout: `payload` is the size in bytes of the *whole* tensor
 that the collective is about, the same number on every rank.
 
     all_reduce      the tensor that every rank holds before and after
-    all_gather      the gathered output (each rank brings payload/n)
+    all_gather      the gathered output (each rank gives payload/n)
     reduce_scatter  the input that is to be summed (each rank keeps payload/n)
     all_to_all      one rank's whole input
     broadcast       the tensor
+    reduce          the tensor that every rank holds before
     gather, scatter the list at the root (each other rank holds payload/n)
     send            the tensor
 
-`algorithmic_bytes` is the textbook's answer, the bandwidth-optimal ring (Patarasu & Yuan 2009,
-"Bandwidth optimal all-reduce algorithms for clusters of workstations"; the same
-counts are in the NCCL performance notes). `gloo` is what the gloo library really
-sends, which differs in three places. Both answer in bytes sent by one rank. `seconds` puts
-time to them by formula, `hop_by_hop` from the events of a ring.
+`algorithmic_bytes` returns the bytes that one rank sends by the bandwidth-optimal ring (Patarasu & Yuan 2009,
+"Bandwidth optimal all-reduce algorithms for clusters of workstations"; the same counts are in the NCCL
+performance notes). `gloo` returns those that the gloo library really sends; three operations differ.
+`seconds` computes the time of an operation by a formula, `hop_by_hop` from the events of a ring.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def algorithmic_bytes(op: str, payload: float, n: int, rank: int = 0, root: int 
 def gloo(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float:
     """Bytes that `rank` really sends for `op` on `n` gloo ranks (measured, torch 2.13, Linux).
 
-    Differs from `algorithmic_bytes` for reduce_scatter (gloo all-reduces the whole input and throws
-    most of it away), broadcast (a binomial tree: the root sends log2 n copies, half of
-    the ranks none) and reduce (a reduce-scatter whose pieces are then sent to the root).
+    They differ from `algorithmic_bytes` for reduce_scatter (gloo all-reduces the whole input and discards
+    most of it), broadcast (a binomial tree: the root sends log2 n copies, half of the ranks none) and reduce
+    (a reduce-scatter whose pieces are then sent to the root).
     """
     _check(op, n)
     far = (rank - root) % n
@@ -87,13 +87,13 @@ def _below(far: int, n: int) -> list[int]:
 def needs(op: str, n: int, rank: int, root: int | None, numbers: int | None, held: bool) -> list[int]:
     """Ranks that must have called `op` before `rank` can leave it, of n ranks.
 
-    root: or the peer of a message; None if the peer may be any rank. numbers: how many the whole tensor has;
-    None for a barrier. held: whether a sender waits for its receiver, as with gloo; NCCL buffers a small
-    message. A rank needs the ranks from which it receives: every rank, or the root. In gloo's broadcast (a
-    binomial tree) it receives from the ranks above it, and sends to those below. Ranks that are needed only
-    in some cases are left out: in a reduce of so few numbers that not every rank has a piece to send, or with
-    nothing to send. (Read in gloo's broadcast.cc, reduce.cc, gather.cc, scatter.cc and alltoallv.cc, at
-    081799c of 2025; a test compares it with ranks.)
+    root: the root, or the other rank of a send or recv; None if that may be any rank. numbers: how many the
+    whole tensor has; None for a barrier. held: whether a sender waits for its receiver, as with gloo; NCCL
+    buffers a small message. A rank needs the ranks from which it receives: every rank, or the root. In gloo's
+    broadcast (a binomial tree) it receives from the ranks above it, and sends to those below. A rank that is
+    needed only in some cases is left out: in a reduce of so few numbers that not every rank has a piece to
+    send, or of an empty tensor. (Read in gloo's broadcast.cc, reduce.cc, gather.cc, scatter.cc and
+    alltoallv.cc, at 081799c of 2025; a test compares the result with real ranks.)
     """
     others = [r for r in range(n) if r != rank]
     if numbers == 0 or root is None and op in ("send", "recv"):
@@ -114,7 +114,7 @@ def needs(op: str, n: int, rank: int, root: int | None, numbers: int | None, hel
         return others if (numbers or 0) > 2 * n * (n - 1) else []
     far = (rank - root) % n
     above = [far % (1 << k) for k in range(far.bit_length()) if far >> k & 1]
-    return sorted((one + root) % n for one in above + _below(far, n))
+    return sorted((from_root + root) % n for from_root in above + _below(far, n))
 
 
 # -- seconds -----------------------------------------------------------------------------------
@@ -123,10 +123,11 @@ def needs(op: str, n: int, rank: int, root: int | None, numbers: int | None, hel
 def ring_seconds(op: str, payload, inside, nodes, network: Network, intra=1.0, inter=1.0):
     """Seconds of a ring over `nodes` nodes with `inside` members in each. Takes arrays.
 
-    A ring leaves each node once, so all other hops are fast, and it can use the ports of all its members
-    there: members per node · port, but never more than the link, nor than was measured for so many nodes
-    (`Network.busbw`). Either the slowest hop never rests, or one piece goes all the way and waits at each
-    hop. intra, inter: what share of the printed speeds is reached.
+    A ring leaves each node once; all its other hops are inside a node, and fast. Where it leaves, it can use
+    the ports of all its members: members per node · port, but never more than the link, nor than was measured
+    for so many nodes (`Network.busbw`). The result is the longer of two times: of the slowest hop, if it is
+    always busy; and of one piece, which takes all hops and waits for the latency of each. intra, inter: the
+    reached shares of the printed speeds.
     """
     n = inside * nodes
     rounds = 2 if op == "all_reduce" else 1
@@ -134,15 +135,16 @@ def ring_seconds(op: str, payload, inside, nodes, network: Network, intra=1.0, i
     fast = network.intra_node_bandwidth * intra
     slow = np.where(far, _across(op, network, nodes, inside, intra, inter), fast)
     last = np.where(far, network.inter_node_latency, network.intra_node_latency)
-    # All rounds of the ring, less the slow hops among those that the last leaves out, one for each round.
+    # The slow hops of a piece: `nodes` in each round, less those among the `rounds` hops that it does not
+    # take.
     leaves = far * (rounds * nodes - rounds // inside)
     way = leaves * (piece / slow + last) + (hops - leaves) * (piece / fast + network.intra_node_latency)
     return (n > 1) * np.maximum(hops * piece / slow + last, way)
 
 
 def hierarchical_seconds(op: str, payload, inside, nodes, network: Network, intra=1.0, inter=1.0):
-    """Seconds of a collective in two levels: in each node, then between nodes by each GPU for its share. For
-    all_reduce (by reduce-scatter and all-gather), all_gather and reduce_scatter. Takes arrays.
+    """Seconds of a collective in two levels: in each node, then between the nodes, where each GPU sends its
+    share. For all_reduce (a reduce-scatter, then an all-gather), all_gather and reduce_scatter. Takes arrays.
     """
     ways, part = 2 if op == "all_reduce" else 1, payload / inside
     port = network.inter_node_bandwidth * inter * np.minimum(inside, network.rails) / inside
@@ -152,22 +154,23 @@ def hierarchical_seconds(op: str, payload, inside, nodes, network: Network, intr
 
 
 def all_to_all_seconds(payload, inside, nodes, network: Network, intra=1.0, inter=1.0, copies=(1.0, 1.0)):
-    """Each rank sends each other its part: through the link to those of its node and, at the same time,
-    through its port to all others. copies: what share of that really goes through each, where what is wanted
-    more than once goes to a rank, and to a node, once. Takes arrays.
+    """Seconds in which each rank sends each other rank its part: through the link to those of its node and,
+    at the same time, through its port to all others. copies: (through the link, through the port) the share
+    of these bytes that is sent, if a token for several experts is sent only once to a rank, and to a node.
+    Takes arrays.
     """
     part, others = payload / (inside * nodes), inside * (nodes - 1)
     link, port = network.all_to_all
     near = (inside - 1) * copies[0] * part / (link or network.intra_node_bandwidth * intra)
     far = others * copies[1] * part / (port or network.inter_node_bandwidth * inter)
-    # All messages are on their way at once: each waits once.
+    # All messages are sent at the same time, so the latency counts once.
     near = near + (inside > 1) * network.intra_node_latency
     return np.maximum(near, far + (nodes > 1) * network.inter_node_latency)
 
 
 def group_seconds(op: str, payload, inside, nodes, network: Network, intra=1.0, inter=1.0):
-    """By whichever of ring and two levels is faster, as libraries choose; by what was measured where a speed
-    was (`Network.busbw`). Takes arrays.
+    """Seconds by a ring or in two levels, whichever is faster, as libraries choose. If the network has
+    measured speeds (`Network.busbw`), by a ring, which uses them. Takes arrays.
     """
     given = (op, payload, inside, nodes, network, intra, inter)
     ring = ring_seconds(*given)
@@ -197,7 +200,7 @@ def _across(op: str, network: Network, nodes, inside, intra: float = 1.0, inter:
 def seconds(
     op: str, payload: float, ranks: Sequence[int], network: Network, algorithm: str = "ring"
 ) -> float:
-    """How long `op` takes among `ranks` of a network, at its printed speeds, by formula.
+    """Seconds of `op` among `ranks` of a network, by formula, at its printed speeds (or measured: `busbw`).
 
     op, payload: as for `algorithmic_bytes`. ranks: numbers in the network, node by node. algorithm:
     'ring', and for all_reduce also 'tree' (two binary trees at once, each for half of the bytes: Sanders et
@@ -226,15 +229,16 @@ def seconds(
         return float(send_seconds(payload, far, network))
     if op == "all_to_all":
         return float(all_to_all_seconds(payload, inside, nodes, network))
-    slow = nodes - 1  # a rooted one passes each rank once
+    slow = nodes - 1  # in a rooted operation a piece passes each rank once
     path = slow * network.inter_node_latency + (n - 1 - slow) * network.intra_node_latency
     return path + max(algorithmic_bytes(op, payload, n, r) for r in range(n)) / bandwidth
 
 
 @lru_cache(maxsize=4096)
 def hop_by_hop(op: str, payload: float, ranks: tuple[int, ...], network: Network) -> float:
-    """Seconds of a ring, from its events: each rank passes a piece on when it has come and the hop to the
-    next rank is free. What an emulated network takes its delays from, so that the formula can be wrong.
+    """Seconds of a ring, from its events: each rank passes a piece on when it has arrived and the hop to the
+    next rank is free. An emulated network takes its delays from here, so that they can show a formula to be
+    wrong. For an operation that is no ring, the result of `seconds`.
     """
     n, reduced = len(ranks), "all_reduce" if op == "barrier" else op
     if n == 1 or reduced not in ("all_reduce", "all_gather", "reduce_scatter"):
@@ -246,11 +250,11 @@ def hop_by_hop(op: str, payload: float, ranks: tuple[int, ...], network: Network
     leaves = [node[i] != node[(i + 1) % n] for i in range(n)]
     busy = [piece / (slow if far else network.intra_node_bandwidth) for far in leaves]
     after = [network.inter_node_latency if far else network.intra_node_latency for far in leaves]
-    there, free = [0.0] * n, [0.0] * n  # when the next piece to pass on is there; when the hop is free
+    arrived, free = [0.0] * n, [0.0] * n  # when the next piece to pass on arrives; when the hop is free
     for _ in range((2 if reduced == "all_reduce" else 1) * (n - 1)):
-        free = [max(come, idle) + b for come, idle, b in zip(there, free, busy)]
-        there = [free[i - 1] + after[i - 1] for i in range(n)]
-    return max(there)
+        free = [max(at, idle) + b for at, idle, b in zip(arrived, free, busy)]
+        arrived = [free[i - 1] + after[i - 1] for i in range(n)]
+    return max(arrived)
 
 
 def _shape(ranks: Sequence[int], network: Network) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Devices, networks and clusters: the published numbers that time and memory depend on.
+"""Devices, networks and clusters, with the published numbers on which time and memory depend.
 
 Speeds are those that the maker prints, in bytes per second, per GPU and in one direction; NVIDIA prints
 NVLink's for both directions. The shares that programs reach are the efficiencies in `cost.Constants`.
@@ -26,8 +26,9 @@ class Device:
     for matrix products, at most flops. bandwidth: printed bytes/s of its own memory. achievable_bandwidth:
     bytes/s measured for streaming through that memory, 0 without a measurement: the planner then uses a share
     of `bandwidth`. memory: its real bytes, more than in the card's name. fp8, achievable_fp8, fp4,
-    achievable_fp4: like flops and achievable, for narrower numbers; 0 if it has none. assumed: `achievable`
-    is not measured but assumed. Raises ValueError for numbers that are not positive in these units.
+    achievable_fp4: like flops and achievable, for narrower numbers; 0 if it has none. assumed: whether
+    `achievable` is assumed, not measured. Raises ValueError for numbers that are out of range in these units,
+    and for an achievable rate above the printed one.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Device:
         return generation(self.name)
 
     def rate(self, name: str) -> float:
-        """FLOP/s that products of bf16, fp8 or fp4 were measured to reach; 0 where there are none."""
+        """FLOP/s that products of bf16, fp8 or fp4 reach, measured or assumed; 0 if the device has none."""
         return self.achievable if name == "bf16" else getattr(self, f"achievable_{name}")
 
     def __post_init__(self):
@@ -172,22 +173,23 @@ _HBM3E: dict[str, Any] = dict(bandwidth=8e12, achievable_bandwidth=0.666 * 8e12)
 
 
 def _assumed(name: str, flops: float, bandwidth: float, memory: float, **more) -> Device:
-    """A device whose products nobody has published: three quarters of the printed FLOP/s."""
+    """A device without a measurement of products: three quarters of the printed FLOP/s are assumed."""
     more |= {f"achievable_{one}": 0.75 * more[one] for one in ("fp8", "fp4") if one in more}
     return Device(name, flops, 0.75 * flops, bandwidth, memory, assumed=True, **more)
 
 
-USUAL = 720 / 794.5  # of the best shape's rate, in shapes of transformers: an H100 in bfloat16
+USUAL = 720 / 794.5  # an H100's bfloat16 rate in shapes of transformers, as a share of its best shape's
 
 
 def _fp8(printed: float, best: float) -> dict[str, Any]:
-    """best: in the best shape."""
+    """A device's fields for FP8. printed, best: FLOP/s on the data sheet, and measured in the best shape."""
     return dict(fp8=printed, achievable_fp8=USUAL * best)
 
 
 def _blackwell(name: str, flops: float, best: float, memory: float, fp8: float, fp4: float) -> Device:
-    """best, fp8: in the best shape; FP8 is printed at twice flops. fp4: printed. Nobody has published a
-    measured product of FP4: three quarters in the best shape, as FP8 reaches.
+    """A Blackwell device. best, fp8: FLOP/s measured in the best shape; FP8 is printed at twice `flops`. fp4:
+    printed FLOP/s. Nobody has published a measured product of FP4: three quarters of the printed rate are
+    assumed in the best shape, as FP8 reaches.
     """
     narrow: dict[str, Any] = dict(fp4=fp4, achievable_fp4=USUAL * 0.75 * fp4, **_fp8(2 * flops, fp8))
     return Device(name, flops, USUAL * best, memory=memory, **narrow, **_HBM3E)
@@ -298,8 +300,8 @@ def find_cluster(name: str) -> Cluster:
 
 
 def _known(file: str, what: str, given: dict, kind: type) -> dict:
-    """`given`, if all its names are fields of `kind` and no required field is missing. Its own name is made
-    safe to print.
+    """The given fields, with a name that is safe to print. Raises ValueError if one is no field of `kind`, or
+    if a required one is missing.
     """
     check_fields(f"{file}: {what}", given, kind)
     missing = [f.name for f in fields(kind) if f.name not in given and f.default is MISSING]

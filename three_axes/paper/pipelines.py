@@ -1,4 +1,4 @@
-"""Pipeline schedules in formulas, one record for each. `schedules` has the order of their operations.
+"""The formulas of pipeline schedules, in a record for each. `schedules` has the order of their operations.
 
 Letters: p ranks, m microbatches, v chunks on each rank.
 """
@@ -15,15 +15,18 @@ if TYPE_CHECKING:
 
 
 class Pipeline(NamedTuple):
-    """order: the function of `schedules` that makes it. in_flight: (p, v, m, stage) -> microbatches whose
-    activations a rank holds at its fullest, in units of all its chunks. bubble: (F, I, W, v) -> seconds for
-    which a rank is idle, where F, I and W are what all other stages take for one microbatch's forward, input
-    gradients and weight gradients. It equals the simulation exactly, with an optimizer that waits for all
-    ranks, as it does when gradients are clipped.
+    """A pipeline schedule.
 
-    alone: whether a rank without a pipeline runs it. chunks: the number on a rank if the schedule fixes it, 0
-    if the reader chooses. fills: microbatches that it needs for each rank. splits: whether backward is split
-    in two. folded: stages run down the ranks and back up, so that embedding and head are both on the first.
+    order: the name of the function in `schedules` that makes its order. in_flight: (p, v, m, stage) -> the
+    microbatches whose activations a rank holds at its peak; one chunk counts as 1/v. bubble: (F, I, W, v) ->
+    seconds for which a rank is idle, where F, I and W are the seconds of all other stages for one
+    microbatch's forward, input gradients and weight gradients. The bubble equals the simulation's exactly, if
+    the optimizer waits for all ranks, as it does when gradients are clipped.
+
+    alone: whether a rank without a pipeline runs it. chunks: on each rank; 0 if the reader chooses the
+    number. fills: it needs at least so many microbatches for each rank. splits: whether a backward is split
+    in two. folded: whether stages run down the ranks and back up, so that the first rank has both embedding
+    and head.
     """
 
     order: str
@@ -36,7 +39,7 @@ class Pipeline(NamedTuple):
     folded: bool = False
 
     def make(self, p: int, m: int, v: int = 1) -> Schedule:
-        """The schedule's order. v: number of chunks, if the reader chooses it."""
+        """The schedule with its order of operations. v: chunks on each rank, if the reader chooses them."""
         from . import schedules  # a long module that formulas alone do not need
 
         order = getattr(schedules, self.order)

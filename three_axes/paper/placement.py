@@ -1,5 +1,5 @@
-"""Where each rank lies: its coordinates on the grid of axes, the groups along each axis, and which leave a
-node.
+"""Places ranks on the grid of axes: a rank's coordinates, the groups along each axis, and which groups leave
+a node.
 
 The innermost coordinate changes fastest with the rank, so its groups are neighbours: rank = (j·d + i)·t + k.
 """
@@ -44,7 +44,7 @@ class Placement(NamedTuple):
         return inside, -(-members // inside)
 
     def group(self, rank: int, axis: str) -> list[int]:
-        """The ranks that differ from `rank` along `axis` only, itself among them."""
+        """The ranks whose coordinates differ from those of `rank` along `axis` only, and `rank` itself."""
         step = self.stride(axis)
         first = rank - self.coordinates(rank)[axis] * step
         return [first + i * step for i in range(self.sizes[axis])]
@@ -56,8 +56,8 @@ class Placement(NamedTuple):
 
     def axis_between(self, a: int, b: int) -> str | None:
         """The only axis along which two ranks differ; None if they differ along none, or along several."""
-        there = self.coordinates(b)
-        differ = [axis for axis, i in self.coordinates(a).items() if there[axis] != i]
+        of_b = self.coordinates(b)
+        differ = [axis for axis, i in self.coordinates(a).items() if of_b[axis] != i]
         return differ[0] if len(differ) == 1 else None
 
 

@@ -1,7 +1,7 @@
 """Pipeline schedules: in which order a rank runs its forwards and backwards.
 
-A schedule is a list of operations for each rank, nothing more. Here are the functions that write such lists.
-`simulation` says when each operation runs, and the same lists drive the real ranks of the course.
+A schedule is a list of operations for each rank, nothing more. The functions of this module write such lists.
+`simulation` computes when each operation runs, and the real ranks of the course run the same lists.
 
 Letters: p ranks, m microbatches, v stages on each rank (its chunks), so p·v stages in all. Stage 0 holds the
 embedding, stage p·v-1 the head. Unless a schedule says otherwise, stage k is on rank k mod p, so that a
@@ -55,7 +55,7 @@ class Schedule:
 
 
 def gpipe(p: int, m: int) -> Schedule:
-    """All forwards, then all backwards (Huang et al. 2019). Simple, and holds m microbatches at once."""
+    """All forwards, then all backwards (Huang et al. 2019). A rank holds m microbatches at once."""
     _check(p, m)
     return _looped("GPipe", p, m, lambda rank: _every("F", m, rank) + _every("B", m, rank))
 
@@ -71,9 +71,9 @@ def one_f_one_b(p: int, m: int) -> Schedule:
 
 
 def interleaved(p: int, m: int, v: int) -> Schedule:
-    """1F1B with v chunks on each rank (Narayanan et al. 2021, section 2.2): the bubble falls by v.
+    """1F1B with v chunks on each rank (Narayanan et al. 2021, section 2.2): the bubble is v times smaller.
 
-    Microbatches go round in m // p equal groups. Raises ValueError for an m that has none.
+    Microbatches go round in m // p equal groups. Raises ValueError if m cannot be divided so.
     """
     _check(p, m, v)
 
@@ -85,10 +85,11 @@ def interleaved(p: int, m: int, v: int) -> Schedule:
 
 
 def zb_h1(p: int, m: int, v: int = 1) -> Schedule:
-    """Zero bubble H1 (Qi et al. 2023): 1F1B whose weight gradients fill the gaps. Memory as 1F1B.
+    """Zero bubble H1 (Qi et al. 2023): 1F1B whose weight gradients fill the gaps.
 
-    Each rank delays its first `rank` weight gradients, so that input gradients are sent sooner. With v > 1
-    chunks it is PyTorch's InterleavedZeroBubble.
+    Rank r delays r weight gradients, so that input gradients are sent sooner. Counting those whose W waits,
+    every rank holds up to p microbatches, as only the first does in 1F1B. With v > 1 chunks it is PyTorch's
+    InterleavedZeroBubble.
     """
     _check(p, m, v)
 
@@ -103,8 +104,8 @@ def zb_h1(p: int, m: int, v: int = 1) -> Schedule:
 def zb_h2(p: int, m: int) -> Schedule:
     """Zero bubble H2 (Qi et al. 2023): twice the warm-up, so that no rank waits for its first backward.
 
-    Costs memory: every rank holds up to 2p-1 microbatches, counting those whose W waits. Gradients must be
-    applied without a barrier between ranks for the bubble to go away altogether.
+    It needs more memory: every rank holds up to 2p-1 microbatches, counting those whose W waits. The bubble
+    is 0 only if the optimizer steps without a barrier between ranks.
     """
     _check(p, m)
 
@@ -118,13 +119,16 @@ def zb_h2(p: int, m: int) -> Schedule:
 def zb_v(p: int, m: int) -> Schedule:
     """Zero bubble V (Qi et al. 2023, section 6): two chunks a rank, down the ranks and back up.
 
-    Rank r holds stages r and 2p-1-r, so the loss is on rank 0. Memory as 1F1B, and no bubble if F = I = W.
+    Rank r holds stages r and 2p-1-r, so the loss is on rank 0. Every rank holds up to p microbatches. If
+    F = I = W, and the optimizer steps without a barrier between ranks, the bubble is 0.
     """
     _check(p, m)
-    lots = max(m, 2 * p - 1)  # the pattern is made for a full pipeline; superfluous microbatches are left out
+    lots = max(
+        m, 2 * p - 1
+    )  # the pattern needs a full pipeline; microbatches from m on are left out at the end
 
     def order(rank):
-        down, up = _chunk(rank), _chunk(2 * p - 1 - rank)
+        down, up = _Chunk(rank), _Chunk(2 * p - 1 - rank)
         ops = [down("F") for _ in range(2 * (p - rank) - 1)]
         for _ in range(rank):
             ops += [up("F"), down("F")]
@@ -168,7 +172,9 @@ def _in_turn(forwards: list[Op], backwards: list[Op], warmup: int) -> list[Op]:
 
 
 def _late_weights(ops: list[Op], owed: int) -> list[Op]:
-    """Put a W after each I, for the oldest I without one, as soon as more than `owed` of them wait."""
+    """Put a W after each I, for the oldest I without one, as soon as more than `owed` of them wait; the other
+    Ws at the end.
+    """
     out, waiting = [], []
     for op in ops:
         out.append(op)
@@ -180,7 +186,9 @@ def _late_weights(ops: list[Op], owed: int) -> list[Op]:
 
 
 def _per_round(p: int, m: int, v: int) -> int:
-    """Microbatches that go through a chunk before the rank turns to the next one: p, or a little more."""
+    """Microbatches that a chunk runs before the rank turns to its next chunk: m divided into m // p equal
+    groups; m for a single chunk. Raises ValueError if m cannot be divided so.
+    """
     evenly = lambda m: v == 1 or m % max(1, m // p) == 0
     if not evenly(m):
         fewer = next(n for n in range(m, 0, -1) if evenly(n))
@@ -202,7 +210,7 @@ def _rounds(p: int, m: int, v: int, rank: int) -> tuple[list[Op], list[Op]]:
     return forwards, backwards
 
 
-class _chunk:
+class _Chunk:
     """One of a rank's chunks; counts the microbatches that are done, for each kind of operation."""
 
     def __init__(self, stage: int):

@@ -1,4 +1,4 @@
-"""Simulates a schedule: when each operation starts, when a rank is idle, what it holds."""
+"""Simulates a schedule: computes when each operation runs, when a rank is idle, and what it holds."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Timeline:
         return rows
 
     def peak(self, rank: int) -> int:
-        """As `in_flight`: what a picture marks."""
+        """The result of `in_flight`, under the name that pictures use."""
         return self.in_flight(rank)
 
     @property
@@ -122,7 +122,9 @@ class Timeline:
 
     @property
     def critical_path(self) -> list[Run]:
-        """Operations, first to last, none of which could start sooner: if one is shorter, all end sooner."""
+        """Operations, first to last: each starts as soon as the one before allows, the last ends the
+        schedule.
+        """
         by_op = {run.op: (rank, i) for rank, runs in enumerate(self.runs) for i, run in enumerate(runs)}
         rank = max(range(self.schedule.p), key=lambda rank: self.runs[rank][-1].end)
         i = len(self.runs[rank]) - 1
@@ -153,8 +155,8 @@ class Stuck(ValueError):
 
 
 def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
-    """When each operation runs, if every rank runs its operations in order, each as soon as its input is
-    there.
+    """Compute when each operation runs, if every rank runs its operations in order, each as soon as its input
+    has arrived.
 
     F needs the F of the stage before it; I and B need those of the stage after it, and the stage's own F; W
     needs its own I. Raises Stuck if an order cannot finish. All ranks that can continue do so together, in
@@ -216,6 +218,6 @@ def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
 
 
 def paper(schedule: Schedule, work: float = 1.0) -> Timeline:
-    """`simulate` if F, I and W of a stage take `work` each, and 1/v of that for each of its v chunks."""
+    """`simulate` with F, I and W of `work` each for all chunks of a rank, so of work/v for each chunk."""
     each = work / schedule.v
     return simulate(schedule, Times(each, each, each))
