@@ -22,11 +22,13 @@ from three_axes.foreign import plain
 from three_axes.table import Table
 from three_axes.terminal import fitted, put
 
-Class = list[tuple[str, Done]]  # a student's name, and what they have done
+Class = list[tuple[str, Done]]  # (a student's name, the exercises and quizzes that the student has done)
 
 
 def collect(folder: Path) -> tuple[Class, list[str]]:
-    """(the students, sorted by name; files that could not be read). Raises ValueError if there is no file."""
+    """(the students, sorted by name; a message for each file that cannot be read). Raises ValueError if there
+    is no file.
+    """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {plain(folder)}")
     files = sorted(folder.rglob("*.json"))
@@ -54,15 +56,16 @@ def _drops() -> dict[str, str]:
 
 
 def to_discuss(students: Class) -> Table:
-    """The exercises that were tried: how many students passed, tries, and mistakes with the number of
-    students. First the exercise that the most have not passed; among equals, the one with the most tries.
+    """A row for each exercise that was tried: how many students passed, their mean tries, and mistakes with
+    the number of students. The exercise that the fewest passed is first; among equals, the one with more
+    tries.
     """
     drops, rows = _drops(), []
     for name in {name: None for name in [*drops, *(n for _, done in students for n in done.exercises)]}:
         tried = [done.exercises[name] for _, done in students if name in done.exercises]
         if tried:
-            passed, tries = sum(one.passed for one in tried), sum(one.tries for one in tried) / len(tried)
-            mistakes = Counter(mistake for one in tried for mistake in one.mistakes)
+            passed, tries = sum(each.passed for each in tried), sum(each.tries for each in tried) / len(tried)
+            mistakes = Counter(mistake for each in tried for mistake in each.mistakes)
             cells = [drops.get(name, "?"), name, f"{passed} of {len(students)}", f"{tries:.1f}"]
             rows.append((passed, -tries, [*cells, _mistakes(mistakes)]))
     columns = ["drop", "exercise", "passed", "tries each", "mistakes (students)"]
@@ -71,20 +74,20 @@ def to_discuss(students: Class) -> Table:
 
 
 def advice(students: Class) -> Table:
-    """The course's advice on each mistake, first the mistake that the most students made."""
-    drops, made = _drops(), Counter()
+    """The course's advice on each mistake, beginning with the one that most students made."""
+    drops, counted = _drops(), Counter()
     for _, done in students:
-        made.update((name, mistake) for name, one in done.exercises.items() for mistake in one.mistakes)
+        counted.update((name, mistake) for name, each in done.exercises.items() for mistake in each.mistakes)
     rows = []
-    for (name, mistake), n in made.most_common():
+    for (name, mistake), n in counted.most_common():
         if name in drops and (words := advice_to(drops[name], name, mistake)):
             rows.append([drops[name], mistake, str(n), words])
     return Table(["drop", "mistake", "students", "advice"], rows, title="What to say to it")
 
 
 def gain(students: Class) -> Table:
-    """How many students answered each question of the quiz correctly, before the course and after it: of
-    those who answered both times, or if there are none, of those who answered once.
+    """How many students answered each question of the quiz correctly, before the course and after it. Only
+    students with both quizzes count; if there are none, those with one quiz do.
     """
     whole = lambda done, story: len(done.quiz.get(story, ())) == len(NAMES)
     some = [[story for story in STORIES if whole(done, story)] for _, done in students]
@@ -96,37 +99,37 @@ def gain(students: Class) -> Table:
         right = [sum(answers[i] for answers in answered[story]) for story in STORIES]
         more = f"{100 * (right[1] - right[0]) / both:+.0f} points" if both else ""
         rows.append([name, *(f"{n} of {len(answered[story])}" for n, story in zip(right, STORIES)), more])
-    one = sum(len(stories) == 1 for stories in some)
-    left_out = " (left out)" if both and one else ""
-    title = f"The quiz: students with before and after {both}, with only one of them {one}{left_out}"
+    single = sum(len(stories) == 1 for stories in some)
+    left_out = " (left out)" if both and single else ""
+    title = f"The quiz: students with before and after {both}, with only one of them {single}{left_out}"
     return Table(["question", *STORIES, "gain"], rows, title=title)
 
 
 def by_student(students: Class) -> Table:
-    """A row for each student: exercises passed and tried, and the drop they have reached."""
+    """A row for each student: exercises passed and tried, all tries, the drop left last, right answers."""
     rows = []
     for who, done in students:
-        numbers = len(done.passed), len(done.exercises), sum(one.tries for one in done.exercises.values())
+        numbers = len(done.passed), len(done.exercises), sum(each.tries for each in done.exercises.values())
         marks = [f"{sum(done.quiz[story])}" if story in done.quiz else "" for story in STORIES]
         rows.append([who, *map(str, numbers), done.left[-1] if done.left else "", *marks])
     return Table(["who", "passed", "tried", "tries", "drop left last", "quiz before", "after"], rows)
 
 
 def everything(students: Class) -> list[list[str]]:
-    """A row for each student and exercise that was tried: tries and mistakes, for a spreadsheet."""
+    """For a spreadsheet: a header, and a row for each student and exercise that was tried."""
     drops = _drops()
     order = {name: i for i, name in enumerate(drops)}
     rows = [
-        [who, drops.get(name, "?"), name, "yes" if one.passed else "no", str(one.tries)]
-        + [_mistakes(Counter(one.mistakes))]
+        [who, drops.get(name, "?"), name, "yes" if each.passed else "no", str(each.tries)]
+        + [_mistakes(Counter(each.mistakes))]
         for who, done in students
-        for name, one in sorted(done.exercises.items(), key=lambda item: order.get(item[0], len(order)))
+        for name, each in sorted(done.exercises.items(), key=lambda item: order.get(item[0], len(order)))
     ]
     return [["who", "drop", "exercise", "passed", "tries", "mistakes (times)"], *rows]
 
 
 def ask(story: str) -> None:
-    """Ask the quiz on a terminal."""
+    """Ask the questions of a quiz on a terminal, and store the answers. Raises EOFError if the input ends."""
     quiz = Quiz(story)
     for number, asked in enumerate(quiz.questions, 1):
         letters = dict(zip("abcd", asked.options))

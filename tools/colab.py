@@ -1,12 +1,12 @@
-"""The cell that makes the course importable, and notebooks for Colab and Kaggle.
+"""Writes the cell that makes the course importable, and notebooks for Colab and Kaggle.
 
 python -m tools.colab              build/colab/NN.ipynb, each with the whole course: upload one, run it
 python -m tools.colab owner/name   badges, for a course that is published on GitHub
 
-It needs nothing but Python 3.11 or newer, and takes a second.
+It needs only Python 3.11 or newer, and takes a second.
 
 Colab opens a file of the repository as it is stored, and no metadata reliably hides an output there. So both
-kinds are copies without outputs, and a prediction is asked before its answer is visible.
+commands write copies without outputs: a prediction is asked before its answer is visible.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ BADGE = f"[![Open in Colab]({AT}/assets/colab-badge.svg)]({AT}/github/{{repo}}/b
 def setup_of(repo: str, up: str) -> str:
     """The code that makes the course importable. up: the path from the notebook's folder to the course's."""
     is_published = repo != UNNAMED
-    there = {
+    values = {
         "{up}": up,
         "{fetched}": FETCHED.format(repo=repo) * is_published,
         "{help}": LOST.format(repo=repo) if is_published else UNPUBLISHED,
     }
-    return re.sub(r"\{(up|fetched|help)\}", lambda name: there[name[0]], SETUP)
+    return re.sub(r"\{(up|fetched|help)\}", lambda name: values[name[0]], SETUP)
 
 
 def stamp(notebook: dict, name: str, repo: str = UNNAMED) -> dict:
@@ -128,8 +128,8 @@ def stamp(notebook: dict, name: str, repo: str = UNNAMED) -> dict:
 
 
 def linked(readme: str, repo: str) -> str:
-    """The README with links to a real `repo`, for its clone and its paragraph on Colab. A second run changes
-    nothing more.
+    """The README, with `repo` in its command to clone and in its paragraph on Colab. A second call with the
+    same `repo` changes nothing.
     """
     readme = re.sub(r"(git clone https://github\.com/)[\w.-]+/[\w.-]+", rf"\g<1>{repo}", readme)
     first = f"{AT}/github/{repo}/blob/main/colab/{notebooks()[0].name}"
@@ -147,7 +147,7 @@ def published() -> str:
 
 
 def parcel() -> str:
-    """The course as text: a zip of the files that notebooks import and read, without outputs and pictures."""
+    """A zip, as text, of the files that notebooks import and read, without outputs and pictures."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_LZMA) as z:
         for name in ("helpers", "three_axes", "tools", "data", "notebooks"):
@@ -179,7 +179,7 @@ def carrying(notebook: dict, course: str) -> dict:
 
 
 def make_parcels() -> None:
-    """Write each notebook, the whole course in its setup cell, into build/colab."""
+    """Write each notebook, with the whole course in its setup cell, into build/colab."""
     course, folder = parcel(), BUILD / "colab"
     folder.mkdir(parents=True, exist_ok=True)
     for path in notebooks():
@@ -191,7 +191,9 @@ def make_parcels() -> None:
 
 
 def make_colab(repo: str) -> None:
-    """Stamp every notebook, write its copy into colab/, and link the README."""
+    """Stamp every notebook, write a copy of it without outputs into colab/, and write `repo` into README.md,
+    pyproject.toml and CITATION.cff. Raises ValueError for a `repo` that is not owner/name.
+    """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ValueError(f"{repo!r} is no repository; give owner/name, as in make colab REPO=owner/name")
     for path in notebooks():

@@ -31,7 +31,7 @@ def version(notebook: dict) -> str:
 
 
 def blank(notebook: dict) -> dict:
-    """The notebook without outputs."""
+    """Remove a notebook's outputs, and record its version in its metadata, in place."""
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell |= {"outputs": [], "execution_count": None}
@@ -57,10 +57,11 @@ def _put_away(copy: Path) -> Path:
 
 
 def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
-    """Copy each missing drop into `folder`, and replace the drops in `fresh` ('07'). Returns lines to print.
+    """Copy each missing drop into `folder`, and replace the copies of the drops in `fresh` ('07'). Returns
+    lines to print.
 
-    A copy that is renewed is kept in old/. Raises ValueError for a drop that does not exist, and for the
-    folder of the stored notebooks.
+    A replaced copy is kept in old/. Raises ValueError for a drop that does not exist, for the folder of the
+    stored notebooks, and for a folder that cannot be written.
     """
     stored = {drop_number(path): path for path in notebooks()}
     if unknown := [n for n in fresh if n not in stored]:
@@ -80,9 +81,11 @@ def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
             if copy.exists():
                 messages.append(f"{copy} is new. What you had is {_put_away(copy)}.")
             copy.parent.mkdir(exist_ok=True)
-            half = copy.with_suffix(".part")  # renamed at the end, so that no half copy has a drop's name
-            write_book(drop, half)
-            half.replace(copy)
+            part = copy.with_suffix(
+                ".part"
+            )  # renamed at the end, so that no incomplete copy has a drop's name
+            write_book(drop, part)
+            part.replace(copy)
     except OSError as e:
         raise ValueError(f"{folder} cannot hold the notebooks ({e.strerror}); name another folder") from None
     if outdated:

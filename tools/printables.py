@@ -35,18 +35,19 @@ SHEET = 8
 
 
 def rendered(name: str, **values: object) -> str:
-    """A template of data/site, filled in."""
-    there = Environment(loader=FileSystemLoader(find("data/site")), autoescape=True)
-    return there.get_template(f"{name}.html.j2").render(**values)
+    """A template of data/site, filled in with these values."""
+    templates = Environment(loader=FileSystemLoader(find("data/site")), autoescape=True)
+    return templates.get_template(f"{name}.html.j2").render(**values)
 
 
 # -- cards -------------------------------------------------------------------------------------
 
 
 def write_cards(folder: Path) -> None:
-    """cards.html: a card to a page, its answer on the next page. cards-eight-to-a-sheet.html: eight
-    questions, and on the next page their answers, which lie behind them when the sheet is printed on both
-    sides and turned over its long edge. cards-anki.txt: for Anki. A browser makes a PDF of the first two.
+    """Write three files. cards.html has a card on each page, and its answer on the next page. A page of
+    cards-eight-to-a-sheet.html has eight questions, and the next page their answers: if a sheet is printed on
+    both sides and turned over its long edge, each answer is behind its question. cards-anki.txt is for Anki.
+    A browser makes a PDF of the first two.
     """
     folder.mkdir(parents=True, exist_ok=True)
     cards = load()
@@ -104,7 +105,7 @@ def _plain(markdown: str) -> str:
 
 
 def write_cheatsheet(folder: Path) -> None:
-    """cheatsheet.html: first the page for the wall, then the rows that each drop has added."""
+    """Write cheatsheet.html: the page for the wall, then the rows of each drop."""
     folder.mkdir(parents=True, exist_ok=True)
     html = rendered("printed", title="cheat sheet", paper=ON_THE_WALL, body=cheatsheet_body())
     (folder / "cheatsheet.html").write_text(html, encoding="utf-8")
@@ -121,8 +122,8 @@ def cheatsheet_body() -> str:
 
 
 def write_worksheets(folder: Path) -> None:
-    """worksheets.html: a page of A4 for each drop, with its questions and room for answers. An exercise is
-    printed as its task, without its title, which may contain the answer.
+    """Write worksheets.html: a page of A4 for each drop, with its questions and room for answers. An exercise
+    is printed without its title, which may contain the answer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     pages = "".join(map(_worksheet, notebooks()))
@@ -155,11 +156,11 @@ def _worksheet(path: Path) -> str:
 
 def main() -> None:
     """Write what the arguments name into build/: cards, cheatsheet, worksheets."""
-    made = {"cards": write_cards, "cheatsheet": write_cheatsheet, "worksheets": write_worksheets}
-    if not sys.argv[1:] or set(sys.argv[1:]) - set(made):
-        sys.exit(f"python -m tools.printables takes one or more of {', '.join(made)}")
+    writers = {"cards": write_cards, "cheatsheet": write_cheatsheet, "worksheets": write_worksheets}
+    if not sys.argv[1:] or set(sys.argv[1:]) - set(writers):
+        sys.exit(f"python -m tools.printables takes one or more of {', '.join(writers)}")
     for name in sys.argv[1:]:
-        made[name](BUILD)
+        writers[name](BUILD)
 
 
 if __name__ == "__main__":

@@ -26,11 +26,12 @@ def _git(*words: str) -> str:
 
 
 def version() -> str:
+    """The version in pyproject.toml."""
     return re.search(r'(?m)^version = "(.+)"', _read("pyproject.toml"))[1]
 
 
 def of_version(tag: str) -> list[str]:
-    """What disagrees with the tag: the version, or the changelog."""
+    """A sentence for each file that disagrees with the tag, or with the version; [] if all agree."""
     now = version()
     checks = {
         f"the tag is {tag}, and pyproject.toml says {now}: make them agree": tag == f"v{now}",
@@ -44,7 +45,7 @@ def of_version(tag: str) -> list[str]:
 
 
 def still_open() -> list[str]:
-    """What is to do, in order; [] when the tag can be pushed."""
+    """A sentence for each thing that is to do, in order; [] when the tag can be pushed."""
     repo = re.search(r"github\.com/([\w.-]+/[\w.-]+)", _read("pyproject.toml"))[1]
     remote = re.search(r"[:/]([\w.-]+/[\w.-]+?)(\.git)?$", _git("remote", "get-url", "origin"))
     tag = f"v{version()}"

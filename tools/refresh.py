@@ -1,4 +1,5 @@
-"""Run notebooks in a fresh kernel and store their outputs: `make refresh`, or with names of notebooks.
+"""Runs notebooks in a fresh kernel and stores their outputs: `make refresh` for all notebooks, or
+`python -m tools.refresh` with names of notebooks.
 
 Only content is stored: no timings, no machine's metadata, no live widgets (their text is stored instead). So
 a difference between two versions is a difference for the reader.
@@ -26,6 +27,7 @@ METADATA = {
 
 
 def normalise(notebook: nbformat.NotebookNode, number: str) -> nbformat.NotebookNode:
+    """Number the cells of a drop's notebook, and remove its live widgets and all other metadata, in place."""
     notebook.metadata = nbformat.from_dict(METADATA)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for i, cell in enumerate(notebook.cells):
@@ -41,7 +43,7 @@ PICTURES = {"timeline.png": ("07", 'gantt.timeline({"1F1B, predicted"'), "cube.p
 
 
 def stored(name: str) -> bytes:
-    """One of PICTURES, from the only cell that contains its text."""
+    """The PNG of one of PICTURES, from the only code cell that contains its text."""
     number, text = PICTURES[name]
     (path,) = ROOT.glob(f"notebooks/{number}_*.ipynb")
     cells = nbformat.read(path, as_version=4).cells
@@ -51,9 +53,10 @@ def stored(name: str) -> bytes:
 
 
 def refresh(path: Path) -> None:
+    """Run a notebook in its folder, and write it with its new outputs."""
     notebook = nbformat.read(path, as_version=4)
-    here = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=here).execute()
+    in_folder = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=in_folder).execute()
     nbformat.write(normalise(notebook, path.name[:2]), path)
 
 

@@ -1,10 +1,9 @@
-"""A drop as slides, for a teacher: one page of HTML that needs no network. Arrow keys, space and a clicker
-turn the slides. Each slide has its number, and an address: 07.html#5.
+"""Makes slides of a drop, for a teacher: a page of HTML that needs no network. Arrow keys, space and a
+clicker turn the slides. Each slide has a number, and an address: 07.html#5.
 
-A slide begins at each heading and at each code cell with an output. The reader's checks, folded answers, the
-setup and the sections for another day are left out. The figures are the stored ones, so sentences that ask
-the reader to move a figure are left out too. An explorer that answers a prediction is placed after the
-answer.
+A slide begins at each heading, and after each output. The reader's checks, folded answers, the setup and the
+sections for another day are left out. The figures are the stored ones, so sentences that ask the reader to
+move a figure are left out too. An explorer that answers a prediction is placed after the answer.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from helpers.practice import BUILD, answering, notebooks
 from .pages import PLACE, lesson, not_started, unlinked
 from .printables import rendered
 
-CONTROLS = re.compile(r"(?m)(?:^|(?<=[.:] ))(?:Press|Move|Drag|Click)\b[^.:\n]*[.:][ ]*(\w?)")  # a sentence
-SHORT = 200  # characters; a shorter text has no slide to itself
-LINES = 24  # lines that fit on a slide in readable letters
+CONTROLS = re.compile(r"(?m)(?:^|(?<=[.:] ))(?:Press|Move|Drag|Click)\b[^.:\n]*[.:][ ]*(\w?)")  # one sentence
+SHORT = 200  # characters; a shorter text gets no slide of its own
+LINES = 24  # so many lines fit on a slide in readable letters
 
 
 def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNode]]:
@@ -39,7 +38,7 @@ def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNod
         elif not _left_out(cell):
             if any("image/png" in o.get("data", {}) for o in cell.outputs):
                 if sum(len(c.source) for c in slides[-1]) > SHORT:
-                    slides.append([])  # a picture has a slide to itself, with its heading
+                    slides.append([])  # a picture gets a slide of its own, with its heading
                 alone = {"transient": {"remove_source": True}}
                 cell = nbformat.v4.new_code_cell("", outputs=cell.outputs, metadata=alone)
             elif _lines(slides[-1]) + _lines([cell]) > LINES:
@@ -79,7 +78,7 @@ def _in_order(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def _parts(markdown: str) -> list[str]:
-    """A cell's text from heading to heading, without folded answers and texts of an exercise."""
+    """A cell's text, cut at its headings, without folded answers and texts of an exercise."""
     markdown = re.sub(r"<details>.*?</details>", "", unlinked(PLACE.sub("", markdown)), flags=re.S)
     markdown = re.sub(r"(?m)^.*\.hint\(\).*$", "", markdown)  # belongs to an exercise
     markdown = CONTROLS.sub(lambda sentence: sentence[1].upper(), markdown)
@@ -88,7 +87,7 @@ def _parts(markdown: str) -> list[str]:
 
 
 def _left_out(cell: nbformat.NotebookNode) -> bool:
-    """Cells that need a kernel, checks of an exercise, and the cards."""
+    """Whether a cell needs a kernel, checks an exercise, or asks the cards."""
     machinery = {"setup", "closing"} & set(cell.metadata.get("tags", []))
     return bool(machinery) or ".check(" in cell.source or cell.source.startswith("cards.")
 

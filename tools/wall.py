@@ -1,5 +1,5 @@
-"""The page for the wall, as HTML: what each way of splitting cuts, sends and holds. A browser prints it on
-one page of A4 in landscape. `three_axes.plan` computes its figures.
+"""Makes the page for the wall, as HTML: what each way of splitting cuts, sends and holds. A browser prints it
+on one page of A4 in landscape. `three_axes.plan` computes its figures.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ def figures() -> Table:
         "DP 2 · TP 2 · PP 2": Layout(dp=2, tp=2, pp=2),
     }
     rows = []
-    for name, l in schemes.items():
-        e, kept = estimate(job, l), by_hand.states_bytes(job.model.params, l.dp, l.tp, l.pp, l.zero)
-        sizes = [human(size) for size in (sum(kept), e.memory_bytes, sum(sent(job, l).values()))]
+    for name, layout in schemes.items():
+        cuts = layout.dp, layout.tp, layout.pp, layout.zero
+        e, states = estimate(job, layout), by_hand.states_bytes(job.model.params, *cuts)
+        sizes = [human(size) for size in (sum(states), e.memory_bytes, sum(sent(job, layout).values()))]
         rows.append([name, *sizes, f"{e.time['bubble'] / e.step_seconds:.0%}", f"{e.step_seconds:.2f} s"])
     columns = ["Llama-3-8B on 8 H100s", "states", "memory, fullest", "sent in a step", "bubble", "step"]
     title = f"batch {job.global_batch} × {job.seq_len} tokens, microbatch 1, by three_axes.plan"

@@ -84,7 +84,7 @@ def steps_of_ddp():
 
 
 def steps_counted(pairs: int) -> list[tuple[float, float]]:
-    """Seconds of some steps of DDP on a rank, (alone, under `counting`) for each pair. The order
+    """(seconds alone, seconds under `counting`) of some DDP steps on a rank, for each pair. The order
     alternates.
     """
     steps = steps_of_ddp()
@@ -107,7 +107,7 @@ def steps_counted(pairs: int) -> list[tuple[float, float]]:
 
 
 def one_long_call() -> float:
-    """Seconds on a rank of enough steps for several polls."""
+    """The seconds of DDP steps on a rank, so many that the call is polled several times."""
     steps = steps_of_ddp()
     dist.barrier()
     return timed(lambda: steps(4 * STEPS))
@@ -125,7 +125,7 @@ def cost_of_looking(pairs: int = 20) -> None:
                 polls.FIRST = first
                 of_call[first] = world.run(one_long_call)
             took.append((of_call[never], of_call[soon]))
-    of_ranks = [[(alone[r], looked[r]) for alone, looked in took] for r in range(4)]
+    of_ranks = [[(alone[r], polled[r]) for alone, polled in took] for r in range(4)]
     rows = [
         [str(rank), f"{median(alone for alone, _ in turns):.2f} s", paired(turns)]
         for rank, turns in enumerate(of_ranks)
@@ -210,23 +210,24 @@ def prepare(scheme: str) -> None:
 
 
 def by_comm_debug() -> str:
-    with CommDebugMode() as seen:
+    with CommDebugMode() as mode:
         builtins.step()
-    return f"{sum(seen.get_comm_counts().values())} calls, no bytes"
+    return f"{sum(mode.get_comm_counts().values())} calls, no bytes"
 
 
 def by_profiler() -> str:
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
         builtins.step()
     sizes = [
         4 * sum(math.prod(shape) for shape in e.input_shapes if shape)  # the types are not recorded: float32
-        for e in seen.events()
+        for e in recorded.events()
         if e.name.startswith("gloo:") and "recv" not in e.name
     ]
     return f"{len(sizes)} calls, {human(sum(sizes))}"
 
 
-def seen_by(scheme: str, counter) -> str:
+def counted_by(scheme: str, counter) -> str:
+    """What a counter reports on rank 0 for one step of a scheme."""
     with World(4, counted=False) as world:
         world.run(prepare, scheme)
         try:
@@ -246,7 +247,7 @@ def counters() -> None:
         calls = sum(row.calls for row in traffic.ranks[0] if row.op != "recv")
         sent = [human(traffic.wire[0]), human(traffic.counted[0])]
         meter = f"{calls} calls, {human(traffic.payload[0])}"
-        rows.append([scheme, *sent, meter, *(seen_by(scheme, by) for by in (by_comm_debug, by_profiler))])
+        rows.append([scheme, *sent, meter, *(counted_by(scheme, by) for by in (by_comm_debug, by_profiler))])
     columns = ["", "on the wire", "by the book", "this course's meter", "CommDebugMode", "profiler"]
     save("counters", "Counting: what rank 0 sent in one step, and who saw it", columns, rows)
 

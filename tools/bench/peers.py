@@ -1,12 +1,13 @@
 """Compares `World` with other launchers that are installed: `make bench`.
 
-Each measurement runs in a driver process of its own, which plays the role of the kernel. Torch is imported
-before the clock starts. The measurements, on four gloo ranks:
+Each measurement runs in a driver process of its own, which plays the role of the kernel. The measurements, on
+four gloo ranks:
 
-    cold, first    seconds to the ranks' first all-reduce: from starting Python; of new ranks, the second time
+    cold           seconds from starting Python to the end of the driver, after one small all-reduce
+    first          seconds to the first all-reduce of new ranks, when the driver starts ranks the second time
     call           milliseconds for a further call of one small all-reduce
     raises, dies   rank 1 raises, or is killed, while the others wait in a barrier: what the user reads, after
-                   how long, and whether state is kept
+                   how many seconds, and whether state is kept
     stopped        SIGINT, as from the stop button, while the others wait
     killed         the driver itself is killed: the processes that are left five seconds later
 """
@@ -39,7 +40,7 @@ from helpers.ranks.ports import free_port
 
 MARK = "THREE_AXES_BENCH"
 N = 4  # ranks
-PATIENCE = 45  # seconds, with the start, after which the driver of a failure is called hung
+PATIENCE = 45  # seconds, with the start; a driver of a failure that runs longer counts as hung
 
 
 # -- what the ranks run ----------------------------------------------------------------------------
@@ -195,6 +196,7 @@ def drive(name: str, doing: str) -> None:
 
 
 def tell(**found) -> None:
+    """Print results as a line of JSON, which `measure` reads."""
     print(json.dumps(found), flush=True)
 
 
@@ -265,8 +267,8 @@ def measure(name: str, doing: str) -> dict:
     return result | {"left": len(left)}
 
 
-def in_words(result: dict, says: bool) -> str:
-    """The result of a failure in words. If `says`, it has what the user reads about the failure."""
+def in_words(result: dict, with_message: bool) -> str:
+    """The result of a failure as a phrase. with_message: whether it has what the user's message names."""
     left = f"; {result['left']} processes left" * bool(result["left"])
     if "seconds" not in result:
         return f"hangs{left}"
@@ -274,7 +276,7 @@ def in_words(result: dict, says: bool) -> str:
     where = ", and where the others wait" * result["where"]
     return (
         f"{result['seconds']:.1f} s"
-        + f": {' and '.join(names)}{where}" * says
+        + f": {' and '.join(names)}{where}" * with_message
         + f"; state {'kept' if result.get('kept') else 'lost'}"
         + ", then hangs" * result["hung"]
         + left

@@ -1,5 +1,5 @@
-"""The clock of the benches, and their report. A bench writes its table as Markdown into build/bench/, with
-the date, the versions and the machine, and prints it.
+"""Times the calls of the benches, and writes their tables, as Markdown with the date, the versions and the
+machine, into build/bench/.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def paired(pairs: Sequence[tuple[float, float]]) -> str:
-    """'1.02 (0.97 to 1.08)': the ratios of the second to the first of each pair, as median and extremes."""
+    """'1.02 (0.97 to 1.08)': the median and the extremes of the pairs' ratios, the second to the first."""
     ratios = sorted(second / first for first, second in pairs)
     return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 

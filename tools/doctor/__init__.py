@@ -50,23 +50,23 @@ def examine(numbers: list[int], meet: str = "", say: Callable[[str], None] = pri
     began = time.monotonic()
     say(f"Three Axes doctor: {platform.system()} {platform.machine()}, {time.strftime('%Y-%m-%d')}")
     for n in numbers or range(1, len(CHECKS) + 1):
-        one, start = CHECKS[n - 1], time.monotonic()
+        check, start = CHECKS[n - 1], time.monotonic()
         if sys.stdout.isatty():
-            print(f"{n:2d} {one.name} …", end="\r", flush=True)
+            print(f"{n:2d} {check.name} …", end="\r", flush=True)
         try:
-            outcome, result = "ok", one.run(meet)
+            outcome, result = "ok", check.run(meet)
         except Skipped as e:
             outcome, result = "skipped", str(e)
         except Exception as e:  # noqa: BLE001  whatever goes wrong is what the check has found
             outcome, result = "WRONG", str(e) if isinstance(e, Wrong) else f"{type(e).__name__}: {e}"
         tally[outcome] += 1
-        say(f"{n:2d} {one.name}: {outcome}, {time.monotonic() - start:.1f} s")
+        say(f"{n:2d} {check.name}: {outcome}, {time.monotonic() - start:.1f} s")
         if outcome == "WRONG":
-            say(f"   expected: {one.expected}")
+            say(f"   expected: {check.expected}")
         for i, line in enumerate(result.splitlines()):
             say("   " + "seen: " * (outcome == "WRONG" and i == 0) + line)
         if outcome == "WRONG":
-            say(f"   do: {one.advice}")
+            say(f"   do: {check.advice}")
     counts = ", ".join(f"{count} {outcome}" for outcome, count in tally.items())
     say(f"{counts}, {time.monotonic() - began:.0f} s")
     return not tally["WRONG"]

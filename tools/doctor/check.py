@@ -25,7 +25,9 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """run: takes the name of a host to meet ('' for none), returns a text, raises Wrong or Skipped."""
+    """A check. run: takes the name of a host to meet ('' for none), and returns its result as a text, or
+    raises Wrong or Skipped. expected: the right result. advice: what to do about a wrong one.
+    """
 
     name: str
     expected: str
@@ -34,12 +36,13 @@ class Check:
 
 
 def check(name: str, expected: str, advice: str):
-    """Make a Check of a function."""
+    """A decorator that makes a Check of a function."""
     return lambda run: Check(name, expected, advice, run)
 
 
-def expect(holds: bool, result: str) -> None:
-    if not holds:
+def expect(right: bool, result: str) -> None:
+    """Raise Wrong with the result, unless it is right."""
+    if not right:
         raise Wrong(result)
 
 
@@ -48,22 +51,23 @@ def both(names: Iterable[str]) -> str:
 
 
 def worlds(least: int = 1, most: int = 8) -> list[tuple[str, int, bool]]:
-    """(name, ranks, on GPUs) of the worlds that this machine can have: four ranks on the CPU, and `least` to
-    `most` ranks on GPUs: one on each, or four on a single GPU if ranks can share it.
+    """(name, ranks, whether on GPUs) of the worlds that this machine can have: four ranks on the CPU; and at
+    most `most` ranks on GPUs, one on each, or four on a single GPU if ranks can share it. The second is left
+    out if it would have fewer than `least` ranks.
     """
-    there = min(devices.gpus(), most)
-    name = f"{there} GPU{'s' * (there > 1)}"
-    n = 4 if there == 1 and most >= 4 and (nccl.shares() or nccl.newer()) else there
+    gpus = min(devices.gpus(), most)
+    name = f"{gpus} GPU{'s' * (gpus > 1)}"
+    n = 4 if gpus == 1 and most >= 4 and (nccl.shares() or nccl.newer()) else gpus
     return [("the CPU", 4, False), *([(name, n, True)] if n >= least else [])]
 
 
-def ours() -> torch.device:
-    """On a rank: its device."""
+def own_device() -> torch.device:
+    """The device of the rank on which this is called."""
     return current.rank.device
 
 
 def add_ones() -> float:
-    """On a rank: an all-reduce of ones; its result is the number of ranks."""
-    x = torch.ones(1000, device=ours())
+    """Run an all-reduce of ones on a rank. Returns the sum, which should be the number of ranks."""
+    x = torch.ones(1000, device=own_device())
     dist.all_reduce(x)
     return x[0].item()

@@ -8,14 +8,14 @@ import torch.distributed as dist
 from helpers.ranks import World
 from helpers.toy import all_gather, reduce_scatter
 
-from .check import both, check, expect, ours, worlds
+from .check import both, check, expect, own_device, worlds
 
 K = 16  # float32 numbers that each rank contributes
 
 
 def _collectives() -> list[str]:
-    """On a rank: every collective twice, synchronous and asynchronous. Returns those that were not exact."""
-    rank, n, device = dist.get_rank(), dist.get_world_size(), ours()
+    """Run every collective on a rank, synchronous and asynchronous. Returns those that are not exact."""
+    rank, n, device = dist.get_rank(), dist.get_world_size(), own_device()
     mine = lambda parts=1: torch.arange(K * parts, device=device, dtype=torch.float32) + 1000 * rank
     by = lambda r, parts=1: torch.arange(K * parts, dtype=torch.float32) + 1000 * r
     empty = lambda parts=1: torch.empty(K * parts, device=device)
@@ -52,7 +52,9 @@ def _collectives() -> list[str]:
 
 
 def _sends(rank, n, mine, by, empty) -> list[str]:
-    """Around the ring in three ways: blocking in order, started and waited for, and as a batch."""
+    """Send around the ring in three ways: blocking, started and waited for, and as a batch. Returns those
+    that are not exact.
+    """
     wrong, before, after = [], (rank - 1) % n, (rank + 1) % n
     for how in ("send and recv", "isend and recv", "a batch of isend and irecv"):
         x = empty()
@@ -73,7 +75,7 @@ def _sends(rank, n, mine, by, empty) -> list[str]:
 
 
 def _counts(n: int) -> dict[str, tuple[int, int]]:
-    """What the meter must count for `_collectives`: calls, and bytes of whole tensors."""
+    """Collective -> (calls, bytes of whole tensors) that the meter must count for `_collectives`."""
     sizes = dict.fromkeys(("all_reduce", "broadcast", "reduce"), 1)
     sizes |= dict.fromkeys(("reduce_scatter", "all_to_all", "gather", "scatter"), n)
     counts = {op: (2, 2 * 4 * K * size) for op, size in sizes.items()}

@@ -19,13 +19,13 @@ from .check import ROOT, Wrong, add_ones, check, expect, worlds
 
 
 def _last_leaves() -> None:
-    """All ranks but the last wait for the last, which returns."""
+    """The last rank returns; the others wait for it in a collective."""
     if dist.get_rank() < dist.get_world_size() - 1:
         add_ones()
 
 
 def _last_sleeps() -> None:
-    """The other ranks wait for the last, which sleeps."""
+    """The last rank sleeps; the others wait for it in a collective."""
     _last_leaves() if dist.get_rank() < dist.get_world_size() - 1 else time.sleep(60)
 
 
@@ -71,7 +71,7 @@ FAILURES = {
 
 
 def _failed(world: World, name: str, what: str) -> str:
-    """Let the last rank fail. Returns after how many seconds the error came, and whether state was kept."""
+    """Let the last rank fail. Returns a text with the seconds until the error and whether state was kept."""
     fn, kind, timeout = FAILURES[what]
     kinds = (kind, "timeout") if world.gpus and kind == "deadlock" else (kind,)  # a GPU's wait has no proof
     start = time.monotonic()
@@ -89,7 +89,7 @@ def _failed(world: World, name: str, what: str) -> str:
 
 
 def _stopped(world: World) -> float:
-    """Press stop while ranks wait. Returns the seconds until the world was free again."""
+    """Press the stop button while ranks wait. Returns the seconds until the call ends."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     pressed: list[float] = []
     timer = threading.Timer(1.0, lambda: (pressed.append(time.monotonic()), _thread.interrupt_main()))
@@ -107,7 +107,7 @@ def _stopped(world: World) -> float:
 
 
 def _orphans(n: int, gpus: bool) -> None:
-    """Kill a process that has a world; its ranks must end with it."""
+    """Kill a process that has a world. Raises Wrong unless its ranks end within 5 seconds."""
     code = f"""from helpers import World
 import time
 world = World({n}, gpus={gpus})

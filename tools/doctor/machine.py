@@ -13,7 +13,7 @@ import torch.distributed as dist
 from helpers.ranks import World, current, span
 from three_axes import devices, nccl
 
-from .check import add_ones, both, check, expect, ours, worlds
+from .check import add_ones, both, check, expect, own_device, worlds
 
 OLDEST = (2, 11)  # the oldest PyTorch whose collectives accept fake tensors
 
@@ -53,8 +53,10 @@ def _version(package: str) -> str:
 
 
 def _product() -> tuple[bool, bool, float]:
-    """On a rank: (whether CUDA fails after a fork, whether a GPU is visible, the sum of a product)."""
-    ones = torch.ones(64, 64, device=ours())
+    """Multiply on a rank. Returns (whether CUDA fails because of a fork, whether a GPU is visible, the sum of
+    the product).
+    """
+    ones = torch.ones(64, 64, device=own_device())
     return torch.cuda._is_in_bad_fork(), torch.cuda.is_available(), (ones @ ones).sum().item()
 
 
@@ -68,9 +70,9 @@ def fork(meet: str) -> str:
     (x @ x).sum().item()
     for name, n, gpus in worlds():
         with World(n, gpus=gpus) as world:
-            for r, (bad, seen, total) in enumerate(world.run(_product)):
-                text = f"rank {r} on {name}: in a bad fork {bad}, sees a GPU {seen}, product {total:g}"
-                expect(not bad and seen == gpus and total == 64.0**3, text)
+            for r, (bad, visible, total) in enumerate(world.run(_product)):
+                text = f"rank {r} on {name}: in a bad fork {bad}, sees a GPU {visible}, product {total:g}"
+                expect(not bad and visible == gpus and total == 64.0**3, text)
     return f"ranks on {both(name for name, *_ in worlds())} multiply; those on the CPU see no GPU"
 
 
@@ -103,16 +105,16 @@ def too_many(meet: str) -> str:
         with World(n, gpus=True, timeout=60) as world:
             expect(bool(can), f"World({n}, gpus=True) was not refused, with {devices.gpus()} GPUs")
             expect(world.run(add_ones) == [n] * n, f"{n} ranks that share add up wrongly")
-            seen = devices.placed(n, devices.gpus())
+            result = devices.placed(n, devices.gpus())
     except (ValueError, RuntimeError) as e:
         expect(not can, str(e))
-        seen = str(e)
+        result = str(e)
     with World(n) as world:
         world.run(_over_a_mesh)
         axes = {row.axis for row in world.traffic.ranks[0]}
     over = f"collectives over a mesh of one axis of {n} ranks and one of two are shown on the axes"
     expect(axes == {"first", "second"}, f"{over} {sorted(axes)}")
-    return seen
+    return result
 
 
 def _over_a_mesh() -> None:
@@ -125,8 +127,8 @@ def _over_a_mesh() -> None:
 
 
 def _timed() -> tuple[float, float]:
-    """On a rank: seconds of the same products, by a span and by the device's own clock."""
-    device = ours()
+    """Run products on a rank. Returns their seconds by a span, and by the device's own clock."""
+    device = own_device()
     x = torch.randn(1024, 1024, device=device)
     times = int(max(1, 0.03 / min(devices.seconds_of(lambda: x @ x, device) for _ in range(3))))  # of 30 ms
     mark = (lambda: torch.cuda.Event(enable_timing=True)) if device.type == "cuda" else _Clock
@@ -159,16 +161,16 @@ def spans(meet: str) -> str:
         with World(1, gpus=gpus) as world:
             runs = [world.run(_timed)[0] for _ in range(3)]
         by_span, by_clock = min(runs, key=lambda both: abs(both[0] - both[1]))
-        seen = f"on {name} the span says {1e3 * by_span:.1f} ms, the device {1e3 * by_clock:.1f} ms"
-        expect(abs(by_span - by_clock) <= 0.2 * by_clock + 0.002, seen)
+        text = f"on {name} the span says {1e3 * by_span:.1f} ms, the device {1e3 * by_clock:.1f} ms"
+        expect(abs(by_span - by_clock) <= 0.2 * by_clock + 0.002, text)
         lines.append(f"{name}: {1e3 * by_span:.1f} ms, by the device {1e3 * by_clock:.1f} ms")
     return ", ".join(lines)
 
 
 def _on_device() -> dict:
-    layer = torch.nn.Linear(2, 2, device=ours())
+    layer = torch.nn.Linear(2, 2, device=own_device())
     torch.nn.init.ones_(layer.weight)
-    return {"tensor": torch.arange(3, device=ours()), "layer": layer}
+    return {"tensor": torch.arange(3, device=own_device()), "layer": layer}
 
 
 @check(

@@ -17,7 +17,7 @@ from helpers.ranks import World
 from helpers.train import Config, Trainer, read_metrics
 from three_axes import devices, nccl
 
-from .check import ROOT, Skipped, Wrong, check, expect, ours
+from .check import ROOT, Skipped, Wrong, check, expect, own_device
 
 PORT = 29401  # on which two hosts meet
 
@@ -41,10 +41,10 @@ def _config(**choice) -> Config:
 
 
 def _train(config: Config, steps: int) -> list[float]:
-    """On a rank: the losses of `steps` steps, from the last checkpoint in `config.out` if any.
-    Saves there.
+    """Train `steps` steps on a rank, and return their losses. With `config.out`, begin at the last checkpoint
+    there, if there is one, and save one at the end.
     """
-    trainer = Trainer(config, ours())
+    trainer = Trainer(config, own_device())
     if config.out:
         trainer.resume()
     losses = [trainer.step()["loss"] for _ in range(steps)]
@@ -60,6 +60,7 @@ def _layouts(n: int) -> list[dict[str, int]]:
 
 
 def _apart(losses: list[float], twin: list[float]) -> float:
+    """The largest relative difference of a step's losses."""
     return max(abs(a / b - 1) for a, b in zip(losses, twin, strict=True))
 
 
@@ -95,9 +96,9 @@ def training(meet: str) -> str:
             expect(apart < 1e-5, f"{layout}: losses differ from the twin's by {apart:.1e}")
         half = _apart(world.run(_train, _config(dp=n, precision="bfloat16"), 4)[0], alone[:4])
         expect(half < 0.02, f"bfloat16: losses differ from the twin's by {half:.1%}")
-        there, here = (world, _config(dp=n, out=folder)), (on_cpu, _config(tp=2, out=folder))
-        onwards = [loss for w, choice in (there, here, there) for loss in w.run(_train, choice, 3)[0]]
-        apart = _apart(onwards, alone)
+        first, second = (world, _config(dp=n, out=folder)), (on_cpu, _config(tp=2, out=folder))
+        resumed = [loss for w, choice in (first, second, first) for loss in w.run(_train, choice, 3)[0]]
+        apart = _apart(resumed, alone)
         expect(apart < 1e-5, f"saved, resumed on the CPU and back: losses differ by {apart:.1e}")
     where = "GPUs" if devices.gpus() else "the CPU"
     return (
@@ -140,21 +141,22 @@ def _expect_end(ran: subprocess.CompletedProcess, launcher: str, *expected: str)
 
 
 def expect_twins_losses(folder: Path, steps: int) -> None:
-    """Raises Wrong unless the metrics of a run of SMALL_RUN have every step once, with the loss of the single
-    process.
+    """Raises Wrong unless the metrics of a run of SMALL_RUN have every step once, with the loss of the same
+    run in a single process.
     """
     from drops.d14 import twin
 
     metrics = read_metrics(folder)
-    had = [line["step"] for line in metrics]
-    steps_text = f"its metrics have the steps {', '.join(map(str, had))}, not 1 to {steps}"
-    expect(had == list(range(1, steps + 1)), steps_text)
+    recorded = [line["step"] for line in metrics]
+    steps_text = f"its metrics have the steps {', '.join(map(str, recorded))}, not 1 to {steps}"
+    expect(recorded == list(range(1, steps + 1)), steps_text)
     alone = twin(Config(hidden=32, seq_len=16, batch=8, steps=steps), steps)
     apart = _apart([line["loss"] for line in metrics], alone)
     expect(apart < 1e-5, f"launched, its losses differ from the twin's by {apart:.1e}")
 
 
 def _command(*arguments: str, seconds: float = 150, **environ: str) -> subprocess.CompletedProcess:
+    """Run Python with these arguments. Raises Wrong if it does not end in so many seconds."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | environ
     how = dict(cwd=ROOT, env=environ, capture_output=True, text=True, timeout=seconds)
@@ -209,7 +211,7 @@ def torchrun(meet: str) -> str:
 
 
 def own_address(other: str) -> str:
-    """The address from which this machine reaches another, "" if it cannot be reached. Sends nothing."""
+    """The address from which this machine sends to another; "" if it has no route to it. Sends nothing."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as s:

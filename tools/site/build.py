@@ -1,8 +1,8 @@
-"""All pages, and the links between them.
+"""Writes all pages, and the links between them.
 
-The site mirrors the repository: notebooks/02_….ipynb becomes notebooks/02_….html, docs/train.md becomes
-docs/train.html, README.md becomes the first page; a file of Python becomes a page if a document links to it.
-So a link keeps its folder and changes its ending.
+The site has the folders of the repository: notebooks/02_….ipynb becomes notebooks/02_….html, docs/train.md
+becomes docs/train.html, README.md becomes the first page. A file of Python becomes a page if a document links
+to it. So a link keeps its folder and changes its ending.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .first import first
 PAGES = (".ipynb", ".md", ".py", "")  # these files become pages; other files are copied
 FIRST = "README.md"
 GLOSSARY = "docs/glossary.md"
-LOST = "404.md"
+LOST = "404.md"  # the page for an address that does not exist
 
 
 def build(folder: Path) -> int:
@@ -102,32 +102,34 @@ def build(folder: Path) -> int:
 
 
 def address(name: str) -> str:
-    """Where a file of the repository is on the site: 'docs/train.md' -> 'docs/train.html'."""
+    """The path on the site of a file of the repository: 'docs/train.md' -> 'docs/train.html'."""
     return "index.html" if name == FIRST else str(PurePosixPath(name).with_suffix(".html"))
 
 
 def _linked(body: BeautifulSoup, name: str, folder: Path) -> list[str]:
-    """Turn a page's links into the site's, copy the pictures, and return the files that must be pages."""
+    """Change a page's links to paths on the site, and copy the files that are no pages. Returns those that
+    are to become pages.
+    """
     pages = []
     for tag in body.select("a[href], img[src]"):
         attribute = "href" if tag.name == "a" else "src"
         target, hash_, anchor = tag[attribute].partition("#")
         if not target or re.match(r"[a-z]+:", target):
             continue
-        there = os.path.normpath(PurePosixPath(name).parent / target).replace(os.sep, "/")
-        moved = there
-        if PurePosixPath(there).suffix in PAGES:
-            pages.append(there)
-            moved = address(there)
+        file = os.path.normpath(PurePosixPath(name).parent / target).replace(os.sep, "/")
+        moved = file
+        if PurePosixPath(file).suffix in PAGES:
+            pages.append(file)
+            moved = address(file)
         else:
-            (folder / there).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(find(there), folder / there)
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(find(file), folder / file)
         tag[attribute] = os.path.relpath(moved, PurePosixPath(address(name)).parent) + hash_ + anchor
     return pages
 
 
 def _hidden(tag: Tag) -> bool:
-    """Whether it is an answer, hint, solution or question (folded), but not a section for another day."""
+    """Whether it is a question, or a folded answer, hint or solution. A section for another day is not."""
     return tag.name == "form" or tag.name == "details" and "later" not in tag.get("class", [])
 
 
@@ -147,7 +149,9 @@ def _sections(body: BeautifulSoup, address: str, title: str) -> list[list[str]]:
 
 
 def _description(body: BeautifulSoup, title: str) -> str:
-    """The first paragraph that is longer than a line of links."""
+    """The beginning of the first paragraph that is longer than a line of links; else a sentence with the
+    title.
+    """
     default = f"{title}, of Three Axes: data, tensor and pipeline parallelism by running them"
     texts = (paragraph.get_text() for paragraph in body.select("p"))
     return textwrap.shorten(next((text for text in texts if len(text) > 80), default), 200)
@@ -188,8 +192,8 @@ def _later(body: BeautifulSoup) -> None:
     fold = cell
     for tag in blocks:
         if tag.name == "h3":
-            fold.insert_after(made := body.new_tag("details", attrs={"class": "later"}))
-            fold = made
+            fold.insert_after(details := body.new_tag("details", attrs={"class": "later"}))
+            fold = details
             fold.append(summary := body.new_tag("summary"))
             if link := tag.select_one("a.anchor-link"):
                 link.decompose()  # a fold is a button, and holds no link

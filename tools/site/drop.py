@@ -1,6 +1,6 @@
-"""A notebook as a page that works without a kernel.
+"""Makes a page of a notebook that works without a kernel.
 
-Each code cell gets a `role` in its metadata, and the template data/site/drop has a look for each.
+Each code cell gets a `role` in its metadata. The template data/site/drop draws a cell by its role.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _role(cell: NotebookNode, drop: str) -> dict:
 
 
 def document(path: Path) -> str:
-    """The body of a page that is written in Markdown, or of a file of Python."""
+    """The body of the page of a file in Markdown or Python."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         code = highlight(text, PythonLexer(), HtmlFormatter())

@@ -1,6 +1,6 @@
-"""The first page's exercise: the visitor predicts which cut sends most.
+"""Makes the exercise of the first page, in which the visitor predicts which cut sends most.
 
-data/site/first.js animates it; this module computes its figures.
+This module computes its figures; data/site/first.js animates it.
 """
 
 from __future__ import annotations

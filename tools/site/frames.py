@@ -83,11 +83,11 @@ def memory_frames() -> dict[str, object]:
 
 def scripts() -> dict[str, str]:
     """frames-schedules.js and frames-memory.js: `FRAMES.schedules` and `FRAMES.memory`, with the controls."""
-    made = {
+    frames = {
         "schedules": {"controls": _controls(explore.schedules()), "frames": schedule_frames()},
         "memory": {"controls": _controls(explore.memory()), **memory_frames()},
     }
     return {
-        f"frames-{name}.js": f"(window.FRAMES ??= {{}}).{name} = {json.dumps(one, separators=(',', ':'))};\n"
-        for name, one in made.items()
+        f"frames-{name}.js": f"(window.FRAMES ??= {{}}).{name} = {json.dumps(data, separators=(',', ':'))};\n"
+        for name, data in frames.items()
     }
