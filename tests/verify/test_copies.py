@@ -36,13 +36,15 @@ def watched(job: jobs.Job, steps: int = 5) -> tuple[str, list[str]]:
                 job.run(names)
             watch.stop()
             watch.end()
-            watch.part()
-            if watch.seen.copies is not None:
-                watch.seen.conclude("job")
+            watch.leave_last()
+            if watch.compared.copies is not None:
+                watch.compared.conclude("job")
         finally:
             watch.stop()
             names.clear()  # the garbage collector does not free hooks and the objects that they hold
-    return printed.getvalue(), [drift.name for drift in watch.seen.copies.wrong] if watch.seen.copies else []
+    return printed.getvalue(), [
+        drift.name for drift in watch.compared.copies.wrong
+    ] if watch.compared.copies else []
 
 
 def notes(said: str) -> bool:

@@ -163,7 +163,7 @@ def test_what_cannot_be_compared_says_why(world):
         run(lambda mesh: small(noise=Noise()))
     with pytest.raises(RankError, match="build.None. failed: MemoryError: 80 layers. .*Take fewer layers"):
         run(too_large)
-    with pytest.raises(RankError, match=r"build\(None\) gave a list; give a module"):
+    with pytest.raises(RankError, match=r"build\(None\) returned a list; return a module"):
         run(lambda mesh: small() if mesh else [small()])
     with pytest.raises(RankError, match="the whole model's own loss is nan"):
         run(lambda mesh: small(), lambda *a: squares(*a) * math.nan)

@@ -1,9 +1,9 @@
-"""Does a split model compute what the whole model computes? Compares ranks with one device, or copies in a
-script.
+"""Finds out whether a split model computes what the whole model computes.
 
     torchrun --nproc-per-node 4 -m three_axes verify train.py --its-arguments
 
-`from three_axes.verify import verify` compares a model of one's own with its twin.
+compares the copies of tensors within a script. `from three_axes.verify import verify` compares a split model
+with its twin, the whole model on one device.
 """
 
 from ..doors import door

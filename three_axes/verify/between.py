@@ -12,19 +12,21 @@ MOST = 0.75  # the share of equal parameters from which on two ranks are replica
 
 
 class Between:
-    """The relation between two ranks, from the first marks of their tensors and from what `Heard` noted."""
+    """The relation between two ranks. first: for each rank, the marks of its tensors before the first step.
+    heard: for each rank, the result of `Heard.of_groups`, or nothing at all.
+    """
 
     def __init__(self, first: Sequence[Marks], heard: Sequence[Mapping]):
         self._first, self._heard = first, heard
-        self.summed: dict[str, set[tuple[int, ...]]] = {}
-        groups = lambda key: {tuple(ranks) for one in heard for ranks in one[key]}
+        self.summed: dict[str, set[tuple[int, ...]]] = {}  # name -> the groups that sum its gradient
+        groups = lambda key: {tuple(ranks) for record in heard for ranks in record[key]}
         self._sums, self._inside, self._wrapped = groups("sums"), groups("inside"), groups("wrapped")
-        self._messages = {frozenset(pair) for one in heard for pair in one["messages"]}
-        self._swaps = {tuple(ranks) for one in heard for ranks, _ in one["swaps"]}
-        for one in heard:
-            for name, ranks in one["summed"]:
+        self._messages = {frozenset(pair) for record in heard for pair in record["messages"]}
+        self._swaps = {tuple(ranks) for record in heard for ranks, _ in record["swaps"]}
+        for record in heard:
+            for name, ranks in record["summed"]:
                 self.summed.setdefault(name, set()).add(tuple(ranks))
-        self._fixed = [
+        self._compared = [  # the parameters by which models are compared
             {
                 name: one
                 for name, one in marks.items()
@@ -32,60 +34,63 @@ class Between:
             }
             for marks in first
         ]
-        self._width = [_width(marks.values()) for marks in self._fixed]
+        self._width = [_width(marks.values()) for marks in self._compared]
         passes_on = lambda a, b: frozenset((a, b)) in self._messages
         pipelines = classes(range(len(first)), passes_on)
         self._stage = {rank: i for ranks in pipelines for i, rank in enumerate(ranks)}
 
     def kind(self, name: str, rank: int) -> Hashable:
         """A key that is equal on ranks that hold copies of a tensor, as far as the tensor and its module
-        show. Tensors of ones or zeros are equal everywhere, even as shards (a bias cut with its matrix): for
-        these, the module's other tensors must be equal too. An expert counts as different at each position in
-        its all-to-all.
+        show. A tensor of ones or zeros is equal everywhere, even as a shard (a bias that is cut with its
+        matrix). Its key therefore contains the module's other parameters. The key of a tensor that has
+        "expert" in its name contains the rank's position in each all-to-all.
         """
         marks = self._first[rank]
         module, mine = name.rpartition(".")[0], marks[name]
         beside = (
-            one.digest for other, one in self._fixed[rank].items() if other.rpartition(".")[0] == module
+            one.digest for other, one in self._compared[rank].items() if other.rpartition(".")[0] == module
         )
         place = tuple(at for _, at in self._heard[rank]["swaps"]) if self._heard and "expert" in name else ()
         return mine.digest, mine.copies, tuple(beside) if mine.constant else (), place
 
     def replicas(self, a: int, b: int) -> bool:
-        """Whether two ranks hold one model: of the parameters that both have, three quarters are equal.
-        Parameters of equal numbers are not counted. A parameter that differs may be a mistake.
+        """Whether two ranks hold one model: at least three quarters of the parameters that both have are
+        equal. The others may differ by mistake. Parameters whose numbers are all equal are not counted.
         """
         return self._equal_share(a, b) >= MOST
 
     def _equal_share(self, a: int, b: int) -> float:
-        both = self._fixed[a].keys() & self._fixed[b].keys()
-        what = lambda rank, name: (self._fixed[rank][name].digest, self._fixed[rank][name].copies)
+        both = self._compared[a].keys() & self._compared[b].keys()
+        what = lambda rank, name: (self._compared[rank][name].digest, self._compared[rank][name].copies)
         return sum(what(a, name) == what(b, name) for name in both) / max(1, len(both))
 
     def stages_apart(self, name: str, a: int, b: int) -> bool:
-        """Whether two ranks are stages of a pipeline that were seeded alike: names and numbers are equal, but
-        the layers are different ones. Or whether other tensors of the tensor's module differ.
+        """Whether two ranks are different stages of a pipeline on which equal tensors are no copies. They are
+        none if another parameter of the tensor's module differs. They are none if all common parameters are
+        equal: the stages hold different layers, but were seeded alike. False if the tensor's gradients are
+        summed over both ranks.
         """
         if self._stage[a] == self._stage[b] or any({a, b} <= set(g) for g in self.summed.get(name, ())):
             return False
         module = name.rpartition(".")[0]
-        for other in self._fixed[a].keys() & self._fixed[b].keys() if module else ():
+        for other in self._compared[a].keys() & self._compared[b].keys() if module else ():
             if other.rpartition(".")[0] == module:
-                if self._fixed[a][other].digest != self._fixed[b][other].digest:
+                if self._compared[a][other].digest != self._compared[b][other].digest:
                     return True
-        both = self._fixed[a].keys() & self._fixed[b].keys()
-        return 2 * len(both) > len(self._fixed[a]) and len(both) > 1 and self._equal_share(a, b) == 1
+        both = self._compared[a].keys() & self._compared[b].keys()
+        return 2 * len(both) > len(self._compared[a]) and len(both) > 1 and self._equal_share(a, b) == 1
 
     def constants_are_copies(self, name: str, a: int, b: int) -> bool:
-        """Whether a parameter of equal numbers is a copy. It is on replicas, and beside another parameter of
-        its module that is a copy. It also is if it is as long as the model's width, which is not cut, and
-        activations are sent between the two ranks by collectives.
+        """Whether a parameter whose numbers are all equal is a copy, on two ranks with the same `kind` of it.
+        It is one on replicas, and beside another parameter of its module, which then is a copy. It also is
+        one if it is as long as the model's width, which is not cut, and a collective sends activations
+        between the two ranks. Without `heard`, the latter is assumed.
         """
-        if self._first[a][name].copies:  # a DTensor has this information
+        if self._first[a][name].copies:  # a DTensor; `kind` has compared its shards
             return True
         module = name.rpartition(".")[0]
-        beside = any(other.rpartition(".")[0] == module for other in self._fixed[a])
-        if name.startswith(FLAT):  # it may be a piece of all weights
+        beside = any(other.rpartition(".")[0] == module for other in self._compared[a])
+        if name.startswith(FLAT):  # it may be a shard of all weights
             return False
         if beside or self.replicas(a, b):
             return True
@@ -97,7 +102,9 @@ class Between:
         return any(a in g and b in g for g in self._inside)
 
     def data_parallel(self, a: int, b: int) -> bool:
-        """Whether the gradients of two ranks with the same model are summed, and nothing else is sent."""
+        """Whether two ranks hold the same stage, FSDP, DDP or the script sums gradients over both, and they
+        send no activations to each other. If the script sums them, the ranks must be replicas.
+        """
         with_both = lambda groups: any(a in g and b in g for g in groups)
         if with_both(self._inside) or with_both(self._swaps):
             return False
@@ -119,12 +126,14 @@ def _width(marks: Iterable[Mark]) -> int:
 
 
 def classes(ranks: Iterable[int], alike: Callable[[int, int], bool]) -> list[list[int]]:
-    """Groups of ranks: two ranks are together if they are alike, or connected by ranks that are alike."""
+    """The classes of ranks. Two ranks are in one class if alike(a, b) connects them, directly or through
+    other ranks.
+    """
     ranks = list(ranks)
-    of = {rank: [rank] for rank in ranks}
+    class_of = {rank: [rank] for rank in ranks}
     for a, b in itertools.combinations(ranks, 2):
-        if of[a] is not of[b] and alike(a, b):
-            of[a] += of[b]
-            for rank in of[b]:
-                of[rank] = of[a]
-    return sorted({id(group): sorted(group) for group in of.values()}.values())
+        if class_of[a] is not class_of[b] and alike(a, b):
+            class_of[a] += class_of[b]
+            for rank in class_of[b]:
+                class_of[rank] = class_of[a]
+    return sorted({id(group): sorted(group) for group in class_of.values()}.values())

@@ -13,12 +13,13 @@ import torch
 from .pieces import Mesh
 
 MOST_DECAY = 0.2  # largest share of a weight that weight decay removes in a step
-TOKENS = 512  # of a rank's tokens, so many are compared with the twin's
+TOKENS = 512  # at most so many of a rank's tokens are compared with the twin's
 NEAR = 2e-3  # a factor nearer to 1 is printed as its difference from 1
-SLIGHT = 0.05  # of an output's length: if all of a rank's tokens are off by less, the computation differs
-NOTHING = 1e-300
+# A share of the tokens' mean length. If all tokens of a rank are off by less, its arithmetic differs.
+SLIGHT = 0.05
+NOTHING = 1e-300  # the least denominator, so that no division is by 0
 MOST_KINDS = 3  # kinds of tensors that are tried together as the cause of a wrong norm
-CHANCE = 5e-3  # about the probability that one of the tried sets fits a norm by chance
+CHANCE = 5e-3  # so many sets are tried that one fits a norm by chance with about this probability at most
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def times(c: float) -> str:
 
 
 def size_text(c: float, mesh: Mesh) -> tuple[tuple[str, ...], str]:
-    """(the axes whose size is the factor c, or 1/c, or the root of these; the same as text)."""
+    """(axes of a size n where c is n, 1/n, √n or 1/√n; the same as text); ((), '') if there are none."""
     root = "the root of the size of"
     for power, words in (
         (1, "the size of"),
@@ -112,11 +113,12 @@ def size_text(c: float, mesh: Mesh) -> tuple[tuple[str, ...], str]:
 
 @dataclass
 class Parts:
-    """One tensor: what each rank holds of it, what the rank should hold, and where that part lies in the
-    whole.
+    """The ranks' parts of one tensor.
 
-    tolerance: the relative difference below which tensors count as equal. usual: the root mean square of the
-    whole tensor's numbers. The difference of a part that is smaller than that is taken relative to `usual`.
+    got, wanted: rank -> the part that it holds, and should hold; flat. where: rank -> the indices of the
+    part's elements in the whole tensor. tolerance: the relative difference below which tensors count as
+    equal. usual: the root mean square of the whole tensor. The difference of a part with a smaller root mean
+    square is taken relative to `usual`.
     """
 
     mesh: Mesh
@@ -127,8 +129,8 @@ class Parts:
     where: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def off(self, least: float = 0.0) -> float:
-        """The largest relative difference of any rank. NaN, or an empty part, counts as a large
-        difference.
+        """The largest relative difference of any rank, infinite for NaN; 0 if no rank has a part. least: as
+        in `apart`.
         """
         return max((self._off(rank, least) for rank in self.got), default=0.0)
 
@@ -138,8 +140,8 @@ class Parts:
         return math.inf if math.isnan(off) else off
 
     def cause(self) -> Cause:
-        """The first cause that fits: a factor, a missing sum, rounding, wrong on some ranks; or
-        UNEXPLAINED.
+        """The first cause that fits: a factor, a missing sum or mean, rounding to bfloat16, an error on some
+        ranks alone; otherwise UNEXPLAINED.
         """
         fits = {rank: factor(self.got[rank], self.wanted[rank]) for rank in self.got}
         multiples = all(rest <= self.tolerance and c for c, rest in fits.values())
@@ -178,7 +180,9 @@ class Parts:
         return Cause("not summed", axes, f"never summed over {over}, and {sum_is}")
 
     def cause_of_update(self, weights: Mapping[int, torch.Tensor]) -> Cause:
-        """The cause of a wrong update. weights: rank -> its weights before the step."""
+        """The cause of a wrong update; the parts are the changes of the weights. weights: rank -> its weights
+        before the step.
+        """
         still = {rank: not self.got[rank].any() and bool(self.wanted[rank].any()) for rank in self.got}
         if any(still.values()):
             ranks = ranks_text(rank for rank in still if still[rank])
@@ -199,7 +203,7 @@ class Parts:
         return cause
 
     def copies(self) -> dict[bytes, dict[int, bytes]]:
-        """Place in the whole -> rank -> the bytes that the rank has there."""
+        """Indices of a part, as bytes -> rank that holds this part -> its numbers, as bytes."""
         copies: dict[bytes, dict[int, bytes]] = {}
         for rank, tensor in self.got.items():
             copies.setdefault(self.where[rank].numpy().tobytes(), {})[rank] = tensor.numpy().tobytes()
@@ -214,10 +218,11 @@ def of_rows(
     each: int = 1,
     unit: str = "row",
 ) -> Cause | None:
-    """A cause if a gradient is a sum of the same gradients of rows as the twin's, but with other weights.
-    rows: the gradients of parts of the batch. each: rows of a part. unit: 'row', or 'token' of each row.
+    """A cause if a gradient is a weighted sum of the rows' gradients, as the twin's is, but with other
+    weights. rows: the gradients of parts of the batch. each: rows of a part. unit: 'row', or 'token' of each
+    row.
     """
-    places = [i for i, row in enumerate(rows) if row.isfinite().all() and row.any()]  # without padding
+    places = [i for i, row in enumerate(rows) if row.isfinite().all() and row.any()]  # not padding alone
     if not places:
         return None
     basis = torch.stack([rows[i].double().flatten() for i in places], 1)
@@ -264,9 +269,9 @@ def of_masks(
     """A cause if a gradient includes tokens that the batch's mask leaves out. rows, unmasked: the gradients
     of parts of the batch, with the mask, and with a mask that leaves nothing out.
     """
-    rows = [row if row.isfinite().all() else torch.zeros_like(row) for row in rows]  # a mean over no token
-    apart_by = [apart(there, row) for row, there in zip(rows, unmasked)]
-    has_padding = [i for i, off in enumerate(apart_by) if off > max(tolerance, 1e-7)]
+    rows = [row if row.isfinite().all() else torch.zeros_like(row) for row in rows]  # a mean over nothing
+    differences = [apart(without_mask, row) for row, without_mask in zip(rows, unmasked)]
+    has_padding = [i for i, off in enumerate(differences) if off > max(tolerance, 1e-7)]
     basis = torch.stack([row.double().flatten() for row in [*rows, *(unmasked[i] for i in has_padding)]], 1)
     if not has_padding:
         return None
@@ -296,6 +301,7 @@ def _part(first: int, last: int, each: int, unit: str = "row") -> str:
 
 
 def _weights(basis: torch.Tensor, vector: torch.Tensor, tolerance: float) -> torch.Tensor | None:
+    """The weights with which columns of `basis` sum to `vector`; None if none do, or if any vector would."""
     if basis.shape[1] >= len(vector) or not (basis.isfinite().all() and vector.isfinite().all()):
         return None
     weights = torch.linalg.lstsq(basis, vector.unsqueeze(1)).solution.squeeze(1)
@@ -349,9 +355,9 @@ def _counted_often(
     squares_of: Mapping[str, float],
     in_parts: Mapping[tuple[str, ...], Collection[str]],
 ) -> Cause | None:
-    """A cause if the squares of some tensors are in the norm once for each rank of an axis. Tried are: all
-    tensors of which the axis has copies; each tensor alone; all tensors whose names differ only in numbers;
-    and up to three such kinds together.
+    """A cause if the norm has the squares of some tensors once for each rank of an axis. It tries all tensors
+    of which the axis has copies; each tensor alone; tensors whose names differ only in numbers; and up to
+    three such kinds of tensors together.
     """
     kinds: dict[str, list[str]] = {}
     for name in squares_of:
@@ -380,7 +386,8 @@ def _counted_often(
 
 def of_output(got: Mapping[int, list], whole: list, mesh: Mesh, tolerance: float) -> Cause | None:
     """Why a module's output on a rank is not a part (tokens and features) of its output in the twin. None if
-    it is, or if the shapes do not allow a comparison.
+    it is, or if the shapes do not allow a comparison. got: rank -> its outputs, one for each call. whole: the
+    twin's.
     """
     near = lambda far: far is not None and bool((far <= tolerance).all())
     every = {rank: _distances(parts, whole) for rank, parts in got.items()}
@@ -413,15 +420,16 @@ def of_output(got: Mapping[int, list], whole: list, mesh: Mesh, tolerance: float
 
 
 def _sum_off(parts: list[list[torch.Tensor]], whole: list[torch.Tensor]) -> torch.Tensor | None:
-    """`_distances` of the sum of several ranks' outputs."""
+    """`_distances` of the sum of several ranks' outputs; None for a single rank, or for unequal shapes."""
     shapes = {tuple(call.shape for call in calls) for calls in parts}
     same = len(parts) > 1 and len(shapes) == 1
     return _distances([sum(calls) for calls in zip(*parts)], whole) if same else None
 
 
 def _distances(parts: list[torch.Tensor], whole: list[torch.Tensor]) -> torch.Tensor | None:
-    """For each of a rank's tokens, the distance to the nearest of the twin's tokens, relative to their mean
-    length. A rank may have only some of the tokens, and only some of each token's features.
+    """For each of at most `TOKENS` tokens of a rank, the distance to the nearest of the twin's tokens,
+    relative to their mean length. A rank may have only some of the tokens, and only some of each token's
+    features. None if the shapes do not fit.
     """
     mine, theirs = _tokens(parts), _tokens(whole)
     if mine is None or theirs is None or theirs.shape[1] % mine.shape[1]:
@@ -435,7 +443,7 @@ def _distances(parts: list[torch.Tensor], whole: list[torch.Tensor]) -> torch.Te
 
 
 def _tokens(parts: list[torch.Tensor]) -> torch.Tensor | None:
-    """(tokens, features): the outputs of all calls of a module."""
+    """(tokens, features): the outputs of all calls of a module; None if their features differ in number."""
     parts = [part.double() for part in parts if part.dim() > 1]
     if not parts or len({part.shape[-1] for part in parts}) > 1:
         return None

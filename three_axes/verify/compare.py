@@ -232,7 +232,7 @@ class Comparison:
             ):  # the reader's code may scale all gradients alike, as clipping does
                 wrong = but_for
         open_ = [name for name, (_, cause) in wrong.items() if cause.kind in ("unexplained", "some ranks")]
-        of_all, refused = (self._not_zeroed(open_) or self._of_went_in()) if open_ else None, ""
+        of_all, refused = (self._not_zeroed(open_) or self._of_inputs()) if open_ else None, ""
         if open_ and not of_all and not self._number:
             of_all, refused = self._of_rows(open_)
         for name in open_:
@@ -263,7 +263,7 @@ class Comparison:
                 wrong[name] = parts.off(least), self._beside_calls(name, parts.cause())
         return wrong, factors
 
-    def _of_went_in(self) -> Cause | None:
+    def _of_inputs(self) -> Cause | None:
         return of_inputs(self._seen, self._twin) if self._number == 0 else None
 
     def _not_zeroed(self, names: Sequence[str]) -> Cause | None:

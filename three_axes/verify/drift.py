@@ -1,5 +1,5 @@
-"""Copies that were equal must stay equal. Compares the marks of the ranks' tensors; needs no
-process group.
+"""Finds which ranks hold equal copies of a tensor, and which copies differ later. It compares the marks of
+the ranks' tensors and needs no process group.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from .marks import (
 
 
 class Drift(NamedTuple):
-    """A tensor whose copies differ. groups: groups of ranks that should hold equal copies, each as rank ->
-    digest. far: the largest relative distance. states: the optimizer's states of it that differed before.
+    """A tensor whose copies differ. step: after which it was found; 0 before the first. groups: the groups
+    of ranks whose copies should be equal and are not, each as rank -> digest. far: the largest relative
+    distance. states: the names of the tensor's optimizer states that differed in an earlier step.
     """
 
     step: int
@@ -38,15 +39,16 @@ class Drift(NamedTuple):
 
 
 class Copies:
-    """Finds which ranks hold equal copies in the first look at all ranks' marks, and compares them later.
+    """Finds in all ranks' first marks which ranks hold equal copies, and compares them with later marks.
 
-    groups: name -> the groups of ranks that hold equal copies. left: name -> why it is not watched. parted:
-    what differs at the last look. met: what differed and was equal again, with the step of each.
-    doubtful: tensors of equal numbers that differ now, but may be shards. kept: averages that some ranks
-    never changed. strangers: parameters that differed before the first step although their gradients are
+    groups: name -> the groups of ranks that hold equal copies. left: name -> why it is not watched. The
+    following have name -> Drift: parted, copies that differ in the last marks; doubtful, tensors whose
+    numbers were all equal, so that they may be shards, and that have differed since; kept, averages that some
+    ranks have never changed. met: name -> (step in which copies were found to differ, step in which they were
+    equal again). strangers: parameters that differed before the first step although their gradients are
     summed.
 
-    heard: for each rank, the result of `Heard.of_groups`.
+    first: for each rank, its marks. heard: for each rank, the result of `Heard.of_groups`.
     """
 
     def __init__(self, first: Sequence[Marks], heard: Sequence[Mapping] = ()):
@@ -77,16 +79,16 @@ class Copies:
     def look(
         self, step: int, now: Sequence[Marks], just_stepped: Sequence[Mapping[str, str]] = ()
     ) -> list[Drift]:
-        """The tensors that differ since the last look. just_stepped: for each rank, digests taken right after
-        the step. A tensor that was equal there and differs now was changed after the step: that is no
-        difference.
+        """Compare the marks after a step. Returns the tensors whose copies were equal until now and differ.
+        just_stepped: for each rank, name -> a digest that was taken right after the step. A tensor that was
+        equal then and differs now was changed after the step; that is no drift.
         """
         found = []
         changed = lambda name, rank: now[rank][name].digest != self._last[rank][name].digest
         kept = dict.fromkeys(name for marks in now for name in marks if OF in name)
         differing = {name: self._differing(step, name, now, self.groups[name]) for name in self.groups}
         for name, drift in differing.items():
-            if drift and just_stepped and self._equal_there(drift, just_stepped):
+            if drift and just_stepped and self._were_equal(drift, just_stepped):
                 continue
             if drift and name not in self.parted:
                 states = [
@@ -115,7 +117,7 @@ class Copies:
 
     @property
     def wrong(self) -> list[Drift]:
-        """The tensors whose copies differ at the last look and should not."""
+        """The findings that are errors: `strangers`; `parted`, without random states; and `unsettled()`."""
         return [
             *self.strangers,
             *(drift for drift in self.parted.values() if not self.is_random(drift)),
@@ -123,8 +125,8 @@ class Copies:
         ]
 
     def unsettled(self) -> list[Drift]:
-        """States with a weight's shape that differ while the weight has not changed since. With a learning
-        rate of 0 a wrong state does not yet change the weight.
+        """Optimizer states of their weight's shape that differ while the weight has never changed. With a
+        learning rate of 0 a wrong state does not yet change the weight.
         """
         drifts = []
         for name, since in self._unsettled.items():
@@ -143,7 +145,7 @@ class Copies:
         return drifts
 
     def watched(self) -> tuple[dict[str, str], dict[str, str]]:
-        """(watched: name -> what it is; not watched: name -> why), at the last look."""
+        """(watched: name -> what it is; not watched: name -> why), by the last marks."""
         every: dict[str, Mark] = {}
         for marks in self._last:
             every |= marks
@@ -159,14 +161,16 @@ class Copies:
                 watched[name] = one.part
         return watched, left
 
-    def equal_pairs(self, of: Sequence[Sequence[object]]) -> list[list[int]]:
-        """Groups of ranks that should see different data, but whose sequences are equal and not empty."""
+    def equal_groups(self, of: Sequence[Sequence[object]]) -> list[list[int]]:
+        """Groups of ranks that should see different data, but whose sequences are equal and not empty. of:
+        for each rank, a sequence, such as the digests of its inputs.
+        """
         same = lambda a, b: bool(of[a]) and of[a] == of[b] and self._between.data_parallel(a, b)
         return [group for group in classes(range(len(of)), same) if len(group) > 1]
 
     def is_random(self, drift: Drift) -> bool:
         """Whether it is the state of a random generator."""
-        one = self._first[min(drift.groups[0])].get(drift.name)  # optimizer states are not in the first look
+        one = self._first[min(drift.groups[0])].get(drift.name)  # None for an optimizer state begun later
         return one is not None and one.part == RANDOM
 
     def data_parallel(self, a: int, b: int) -> bool:
@@ -174,6 +178,7 @@ class Copies:
         return self._between.data_parallel(a, b)
 
     def _group(self, name: str) -> None:
+        """Find the groups of ranks with copies of a tensor; if there are none, why it is not watched."""
         holders = [rank for rank, marks in enumerate(self._first) if name in marks]
         one = self._first[holders[0]][name]
         key = lambda rank: self._between.kind(name, rank)
@@ -197,6 +202,9 @@ class Copies:
             self.left.setdefault(name, ALONE if len(holders) == 1 else why)
 
     def _stranger(self, name: str) -> Drift | None:
+        """The difference of a parameter before the first step, on ranks that sum its gradient; None if there
+        is none, if shapes differ, or for a DTensor.
+        """
         groups = []
         for members in self._between.summed[name]:
             marks = {r: self._first[r][name] for r in members if name in self._first[r]}
@@ -212,22 +220,22 @@ class Copies:
         return Drift(0, name, groups, max(far)) if groups else None
 
     def _differing(self, step: int, name: str, now: Sequence[Marks], groups) -> Drift | None:
-        parted, far = [], 0.0
+        differ, far = [], 0.0
         for ranks in groups:
             marks = {rank: now[rank][name] for rank in ranks if name in now[rank]}
             if len({one.digest for one in marks.values()}) > 1:
-                parted.append({rank: one.digest for rank, one in marks.items()})
+                differ.append({rank: one.digest for rank, one in marks.items()})
                 far = max(far, *(distance(one, marks[min(marks)]) for one in marks.values()))
-        return Drift(step, name, parted, far) if parted else None
+        return Drift(step, name, differ, far) if differ else None
 
-    def _equal_there(self, drift: Drift, digests: Sequence[Mapping[str, str]]) -> bool:
+    def _were_equal(self, drift: Drift, digests: Sequence[Mapping[str, str]]) -> bool:
         return all(
             len({digests[rank].get(drift.name) for rank in group}) == 1 and drift.name in digests[min(group)]
             for group in drift.groups
         )
 
     def _some_never_changed(self, name: str, drift: Drift, now: Sequence[Marks]) -> bool:
-        """Whether it is an average that only some ranks update."""
+        """Whether the drift is of an average that some ranks have changed and others never."""
         changed = {
             now[rank][name].digest != self._first[rank][name].digest
             for group in drift.groups

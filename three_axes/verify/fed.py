@@ -1,4 +1,4 @@
-"""Compares the inputs of the ranks' models and losses with the inputs of their twin's."""
+"""Compares the inputs and targets of the ranks with those of the twin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from .causes import Cause, ranks_text
 
 
-class Went(Protocol):
+class Inputs(Protocol):
     """The fields of `record.Seen` that this module reads."""
 
     fed: list[torch.Tensor]
@@ -27,7 +27,7 @@ LOSSES = (
 
 
 class Scored(TorchFunctionMode):
-    """In this block, records the targets of PyTorch's losses: (target, the number that is left out)."""
+    """A block in which the targets of PyTorch's losses are recorded, as (target, its `ignore_index`)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Scored(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def of_inputs(ranks: Mapping[int, Went], twin: Went) -> Cause | None:
+def of_inputs(ranks: Mapping[int, Inputs], twin: Inputs) -> Cause | None:
     """Why the rows or targets of all ranks together are not the twin's; None if they are, or if they cannot
     be compared. ranks, twin: the steps, of which `fed` and `targets` are read.
     """
@@ -65,7 +65,7 @@ def of_inputs(ranks: Mapping[int, Went], twin: Went) -> Cause | None:
 
 
 def _rows(fed: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """(rows, …): the inputs of all calls of a model, in order."""
+    """(rows, …): the inputs of all calls of a model, in order; None if shapes or types differ."""
     fed = [one for one in fed if one.dim() > 1]
     if not fed or len({(one.shape[1:], one.dtype) for one in fed}) > 1:
         return None
@@ -73,12 +73,10 @@ def _rows(fed: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def _of_holders(holders: Mapping[int, list[int]]) -> Cause | None:
-    """A cause if some rows went into no rank, or into more ranks than other rows."""
+    """A cause if some rows went into no rank, or into more ranks than others. holders: row -> its ranks."""
     if missing := [i for i, ranks in holders.items() if not ranks]:
-        there = sorted({rank for ranks in holders.values() for rank in ranks})
-        text = (
-            f"{rows_text(missing)} of {len(holders)} went into no rank ({ranks_text(there)} were looked at)"
-        )
+        read = sorted({rank for ranks in holders.values() for rank in ranks})
+        text = f"{rows_text(missing)} of {len(holders)} went into no rank ({ranks_text(read)} were compared)"
         if alike := [ranks for ranks in holders.values() if len(ranks) > 1]:
             text += f"; {ranks_text(alike[0])} saw equal rows"
         return Cause("rows missing", text=text)
@@ -89,8 +87,12 @@ def _of_holders(holders: Mapping[int, list[int]]) -> Cause | None:
     return None
 
 
-def _of_labels(rows: Mapping[int, list[int]], ranks: Mapping[int, Went], twin: Went, n: int) -> Cause | None:
-    """A cause if a row is scored with other targets than in the twin."""
+def _of_labels(
+    rows: Mapping[int, list[int]], ranks: Mapping[int, Inputs], twin: Inputs, n: int
+) -> Cause | None:
+    """A cause if a row has other targets than in the twin. rows: rank -> the numbers of its rows. n: the rows
+    of the whole batch.
+    """
     whole = _labels(twin.targets, n)
     for rank, mine in rows.items():
         labels = _labels(ranks[rank].targets, len(mine))
@@ -111,17 +113,17 @@ def _of_labels(rows: Mapping[int, list[int]], ranks: Mapping[int, Went], twin: W
 
 
 def _labels(targets: Sequence[tuple[torch.Tensor, int]], n: int) -> torch.Tensor | None:
-    """(n, …): the targets of n rows; all left-out targets are replaced by one number."""
+    """(n, targets of a row), −1 for each target that the loss ignores; None if they do not fit n rows."""
     flat = [
-        torch.where(t == out, -1, t).flatten() if not t.is_floating_point() else t.flatten()
-        for t, out in targets
+        torch.where(t == ignored, -1, t).flatten() if not t.is_floating_point() else t.flatten()
+        for t, ignored in targets
     ]
     if not flat or not n or sum(map(len, flat)) % n or len({one.dtype for one in flat}) > 1:
         return None
     return torch.cat(flat).view(n, -1)
 
 
-def _of_targets(ranks: Mapping[int, Went], twin: Went) -> Cause | None:
+def _of_targets(ranks: Mapping[int, Inputs], twin: Inputs) -> Cause | None:
     """A cause if the ranks together score targets that the twin does not, or score some more often."""
     whole = _counts(twin.targets)
     parts = [_counts(seen.targets) for seen in ranks.values()]
@@ -138,19 +140,20 @@ def _of_targets(ranks: Mapping[int, Went], twin: Went) -> Cause | None:
     times = sum(total.values()) / sum(whole.values())
     if len(parts) % max(1, round(times)) == 0 and any(total[v] != times * whole[v] for v in whole):
         text = (
-            f"the ranks score {sum(total.values())} targets and the twin {sum(whole.values())}, and not the"
-            " same ones as often: labels are cut or masked otherwise than the twin's"
+            f"the ranks score {sum(total.values())} targets and the twin {sum(whole.values())}, some of them"
+            " more often than others: labels are cut or masked otherwise than the twin's"
         )
         return Cause("targets", text=text)
     return None
 
 
 def _counts(targets: Sequence[tuple[torch.Tensor, int]]) -> Counter:
-    whole: Counter = Counter()
-    for target, out in targets:
+    """Target -> how often it is scored. Targets that are no integers are not counted."""
+    counts: Counter = Counter()
+    for target, ignored in targets:
         if not target.is_floating_point():
-            whole.update(value for value in target.flatten().tolist() if value != out)
-    return whole
+            counts.update(value for value in target.flatten().tolist() if value != ignored)
+    return counts
 
 
 def rows_text(rows: Sequence[int]) -> str:

@@ -22,16 +22,16 @@ ALIKE = (
 
 
 class Findings:
-    """Prints the findings on copies. axes: ranks of a group -> the group's name."""
+    """Prints the findings on copies, each only once. axes: ranks of a group -> the group's name."""
 
     def __init__(self, copies: Copies, axes: dict[tuple[int, ...], str]):
         self._copies, self._axes = copies, axes
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
 
     def strangers(self) -> None:
         """Print the parameters that differed before the first step although their gradients are summed."""
-        if strangers := [one for one in self._copies.strangers if one.name not in self._told]:
-            self._told |= {one.name for one in strangers}
+        if strangers := [one for one in self._copies.strangers if one.name not in self._printed]:
+            self._printed |= {one.name for one in strangers}
             first = max(strangers, key=lambda drift: drift.far)
             more = f" and {len(strangers) - 1} more" * (len(strangers) > 1)
             where = self._where(first._replace(name=first.name + more))
@@ -42,7 +42,9 @@ class Findings:
             )
 
     def begun(self, written: Sequence[dict]) -> None:
-        """Print what differed before the first step, and samplers that shuffle in different orders."""
+        """Print what differed before the first step, and samplers that shuffle in different orders. written:
+        for each rank, its record before the first step.
+        """
         self.strangers()
         samplers = [one["samplers"] for one in written]
         for others in zip(*samplers) if len({len(one) for one in samplers}) == 1 else ():
@@ -60,27 +62,27 @@ class Findings:
         watched, _ = self._copies.watched()
         kinds = Counter(part for part in watched.values() if part != RANDOM)
         plural = lambda part, n: f"{n} {part}" if n == 1 else f"{n} {part}s"
-        kinds_said = [plural(part, n) for part, n in kinds.items() if part != AVERAGE]
+        phrases = [plural(part, n) for part, n in kinds.items() if part != AVERAGE]
         if AVERAGE in kinds:
-            kinds_said.append(f"{kinds[AVERAGE]} in averages of the weights")
-        say(f"watched: {', '.join(kinds_said) or 'nothing'}")
+            phrases.append(f"{kinds[AVERAGE]} in averages of the weights")
+        say(f"watched: {', '.join(phrases) or 'nothing'}")
 
     def found(self, drifts: Iterable[Drift]) -> None:
         """Print a line for each tensor whose copies differ after a step, largest difference first."""
-        drifts = [drift for drift in drifts if drift.name not in self._told]
-        self._told |= {drift.name for drift in drifts}
-        drawn = [drift for drift in drifts if self._copies.is_random(drift)]
+        drifts = [drift for drift in drifts if drift.name not in self._printed]
+        self._printed |= {drift.name for drift in drifts}
+        random_states = [drift for drift in drifts if self._copies.is_random(drift)]
         tensors = sorted((d for d in drifts if not self._copies.is_random(d)), key=lambda drift: -drift.far)
         for drift in tensors[:SHOWN]:
             states = f"; its {', '.join(s.split(' of ')[0] for s in drift.states)} differed before"
             say(f"{self._where(drift)}, by {drift.far:.1g} of its length" + states * bool(drift.states))
         if len(tensors) > SHOWN:
             say(f"after step {tensors[0].step}: and {len(tensors) - SHOWN} more")
-        for drift in drawn:
+        for drift in random_states:
             say(f"{self._where(drift)}: a note, for ranks may draw for themselves")
 
     def ended(self, steps: int) -> None:
-        """Print what is known only at the end."""
+        """Print the findings that are known only at the end. steps: how many were compared."""
         if steps < 1:
             self.watched()
         self.found(self._copies.unsettled())
@@ -103,12 +105,14 @@ class Findings:
                 say(f"{self._where(first._replace(name=folded(drifts)))}: {why}")
 
     def notes(self, inputs: Sequence[list], draws: Sequence[list]) -> None:
-        """Print which ranks should see different data, or draw different random numbers, but do not."""
+        """Print which ranks should see different data, or draw different random numbers, but do not. inputs,
+        draws: for each rank, a list for each step, as `Heard.of_step` returns it.
+        """
         when = f"in each of {len(inputs[0])} steps" if len(inputs[0]) > 1 else "in step 1"
-        same = self._copies.equal_pairs([_if_all(steps) for steps in inputs])
+        same = self._copies.equal_groups([_if_all(steps) for steps in inputs])
         for ranks in same:
             say(f"{ranks_named(ranks)} saw equal inputs {when}: a note, for their gradients are summed")
-        for ranks in self._copies.equal_pairs([_if_all(steps) for steps in draws]):
+        for ranks in self._copies.equal_groups([_if_all(steps) for steps in draws]):
             if ranks not in same:
                 say(
                     f"{ranks_named(ranks)} drew the same random numbers in forward {when}, for other inputs:"
@@ -116,7 +120,7 @@ class Findings:
                 )
 
     def rates(self, rates: Sequence[list[str]]) -> None:
-        """If copies differ, print the optimizers' numbers that are not the same on all ranks."""
+        """If copies differ, print the optimizers' options that are not the same on all ranks."""
         if not self._copies.wrong or len({len(one) for one in rates}) > 1:
             return
         for others in dict.fromkeys(zip(*rates)):
@@ -149,7 +153,7 @@ class Findings:
 
 
 def axis_of(classes: dict[int, str], axes: dict[tuple[int, ...], str]) -> str:
-    """The names of the smallest groups whose members differ."""
+    """The names of the smallest groups whose members differ. classes: rank -> digest."""
     parted = {
         ranks: name for ranks, name in axes.items() if len({classes[r] for r in ranks if r in classes}) > 1
     }
@@ -160,14 +164,14 @@ def axis_of(classes: dict[int, str], axes: dict[tuple[int, ...], str]) -> str:
 
 
 def folded(names: Iterable[str]) -> str:
-    """The first few names, with a star for each number, so that a name in many layers is printed once."""
+    """The first patterns of the names, with a star for each number: a name in many layers is printed once."""
     patterns = list(dict.fromkeys(re.sub(r"\d+", "*", name) for name in names))
     more = f" and {len(patterns) - PATTERNS} more" if len(patterns) > PATTERNS else ""
     return ", ".join(patterns[:PATTERNS]) + more
 
 
 def _unseen(left: Mapping[str, str]) -> str:
-    """What was not watched, what no comparison of copies can find, and what would. left: name -> why."""
+    """The tensors that were not watched, and what a comparison of copies cannot find. left: name -> why."""
     reasons: dict[str, list[str]] = {}
     for name, why in left.items():
         reasons.setdefault(why, []).append(name)

@@ -1,5 +1,6 @@
-"""What a rank records beside its tensors: over which groups its gradients are summed, the inputs of its
-models, and the random numbers that these draw. This shows which ranks must hold equal copies.
+"""Records what a rank does beside its tensors: over which groups its gradients are summed, the inputs of its
+models, and the random states from which the models draw. From the groups follows which ranks must hold equal
+copies.
 """
 
 from __future__ import annotations
@@ -22,20 +23,26 @@ from .record import digest, plain_name
 WRAPPERS = "distributed/fsdp", "distributed/_composable", "nn/parallel/", "nn/modules/_functions"
 REDUCING = "all_reduce", "reduce_scatter", "all_gather"
 SUMS = "sum", "avg"
-LAYERS = 8  # first layers of a forward whose inputs are compared as well
-PADDED = 1024  # numbers for each rank by which a flat copy of all gradients may be longer than they are
+LAYERS = 8  # the inputs of so many first layers of a forward are recorded as well
+PADDED = 1024  # for each rank, by so many numbers a flat copy of all gradients may be longer than they are
 
 
 class Heard(Listener):
-    """Listens from the start of the script: to the interposer, and to every forward of a module."""
+    """Listens from the start of the script to the interposer, and to every forward of a module.
+
+    A group is recorded under what is sent over it: `_inside`, activations in a forward; `_wrapped`, what
+    FSDP, DDP or SyncBatchNorm sends; `_sums`, other collectives outside a forward; `_swaps`, all-to-alls,
+    with this rank's position; `_messages`, sends and receives between stages.
+    """
 
     def __init__(self) -> None:
-        self._depth = 0  # how many forwards the running one is inside of
+        self._depth = 0  # how many forwards are running, each inside the one before
         self._before = b""  # the random state when the outermost forward began
         self._layers = 0  # modules with parameters of their own that the outermost forward has called
         self._first_step = True  # until the optimizer has stepped
-        self._gradients: dict[int, str] = {}  # a gradient's memory -> its parameter, from the first look on
+        self._gradients: dict[int, str] = {}  # a gradient's memory -> its parameter; from `of_groups` on
         self._late: list[tuple[str, tuple[int, ...]]] = []  # summed during the optimizer's first step
+        # Sums before the first step: (ranks, tensor, by DDP, in backward, whether the tensor is sent alone).
         self._calls: list[tuple[tuple[int, ...], torch.Tensor, bool, bool, bool]] = []
         self._sums: set[tuple[int, ...]] = set()
         self._wrapped: set[tuple[int, ...]] = set()
@@ -43,11 +50,11 @@ class Heard(Listener):
         self._swaps: dict[tuple[int, ...], int] = {}
         self._messages: set[tuple[int, ...]] = set()
         self._inputs: list[str] = []
-        self._all_seen = True  # False once an input may have hidden tensors in it
+        self._inputs_known = True  # False once an input has an object that may contain tensors
         self._draws: list[str] = []
         self._hooks = [
-            register_module_forward_pre_hook(self._goes_in),
-            register_module_forward_hook(self._comes_out, with_kwargs=True, always_call=True),
+            register_module_forward_pre_hook(self._before_forward),
+            register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
         ]
         interposer.add(self)
 
@@ -58,13 +65,15 @@ class Heard(Listener):
         interposer.remove(self)
 
     def begins(self, call: Call) -> None:
-        """Record what kind of tensor is sent over this call's group."""
+        """Record the call's group under what the call sends; before the first step also its tensor."""
         tensor, members = call.first, tuple(call.members)
         if tensor is None or len(members) < 2 or not tensor.is_floating_point():
             return
         if call.op in ("send", "recv"):
-            within = self._inside if self._depth or self._in_backward else self._messages  # as in a ring
-            within.add(tuple(sorted((members[call.me], members[call.root or 0]))))
+            # A model that sends in its forward, as ring attention does, is no stage that passes activations
+            # on.
+            pairs = self._inside if self._depth or self._in_backward else self._messages
+            pairs.add(tuple(sorted((members[call.me], members[call.root or 0]))))
         elif call.op == "all_to_all":
             self._swaps[members] = call.me
         elif call.op in REDUCING and call.payload > tensor.element_size():
@@ -82,7 +91,9 @@ class Heard(Listener):
                     self._calls.append((members, tensor, call.by_ddp, self._in_backward, call.alone))
 
     def of_groups(self, parameters: Mapping[str, torch.Tensor], roots) -> dict:
-        """The groups recorded so far, and the parameters whose gradients were summed."""
+        """The groups recorded so far, by what was sent over them; "summed" has (parameter, ranks) for each
+        gradient that was summed before the first step. roots: (prefix of names, module), as in `Tensors`.
+        """
         trained = {name: p for name, p in parameters.items() if p.requires_grad}
         memory: dict[int, str] = {}
         for name, p in trained.items():
@@ -107,25 +118,25 @@ class Heard(Listener):
         }
 
     def of_first_step(self) -> list:
-        """The parameters whose gradients the optimizer itself summed, with the ranks. Call it right after the
-        first step, before another tensor takes the memory of a gradient.
+        """(parameter, ranks) for each gradient that the optimizer itself summed. It must be called right
+        after the first step, before another tensor takes the memory of a gradient.
         """
         self._first_step = False
         return list(dict.fromkeys(self._late))
 
     def of_step(self) -> dict:
-        """The inputs of the models since the last call, and the random states from which they drew. Inputs
-        that cannot be read are left out.
+        """Digests of the models' inputs since the last call, and of the random states from which they drew.
+        "inputs" is empty if any of them has an object that may contain tensors.
         """
-        step = {"inputs": self._inputs if self._all_seen else [], "draws": self._draws}
-        self._inputs, self._draws, self._all_seen = [], [], True
+        step = {"inputs": self._inputs if self._inputs_known else [], "draws": self._draws}
+        self._inputs, self._draws, self._inputs_known = [], [], True
         return step
 
     @property
     def _in_backward(self) -> bool:
         return pytorch_private.backward_under_way() != -1
 
-    def _goes_in(self, module: nn.Module, args) -> None:
+    def _before_forward(self, module: nn.Module, args) -> None:
         self._depth += 1
         if not torch.is_grad_enabled() or not module.training or self._in_backward:
             return
@@ -136,7 +147,7 @@ class Heard(Listener):
             if _random_state() == self._before:  # an input after a dropout does not identify the data
                 self._fed(args)
 
-    def _comes_out(self, module: nn.Module, args, *rest) -> None:
+    def _after_forward(self, module: nn.Module, args, *rest) -> None:
         """rest: (kwargs, result); only the result if the forward has raised."""
         self._depth -= 1
         if self._depth == 0 and self._before:
@@ -146,13 +157,13 @@ class Heard(Listener):
             self._fed((args, *rest[:-1]))
 
     def _fed(self, given) -> None:
-        """Record the input of the outermost module, and of the first layers: a model may cut its batch
-        itself, and may look up positions before words.
+        """Record a digest of an input: of the outermost module's, and of the first layers'. The latter are
+        needed because a model may cut its batch itself, and may look up positions before words.
         """
         leaves = pytorch_private.tree_flatten(given)[0]
         tensors = [one for one in leaves if type(one) is torch.Tensor]
         rest = [one for one in leaves if type(one) is not torch.Tensor]
-        self._all_seen &= all(one is None or isinstance(one, (bool, int, float, str)) for one in rest)
+        self._inputs_known &= all(one is None or isinstance(one, (bool, int, float, str)) for one in rest)
         if tensors:
             self._inputs.append("".join(digest(one).hex() for one in tensors))
 

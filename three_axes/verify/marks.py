@@ -1,4 +1,4 @@
-"""A mark is a short summary of a tensor, which a rank sends instead of the tensor."""
+"""Marks: short summaries of tensors, which a rank writes to the store instead of the tensors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from .record import digest
 
-WIDE = 1024
-TRIED = 8  # random sums of a tensor, from which its distance to another is estimated
+WIDE = 1024  # columns of the matrix into which a tensor is folded for its random sums
+SUMS = 8  # random sums of a tensor, from which its distance to another is estimated
 OF = " of "  # in the name of an optimizer's state: "exp_avg of norm.weight"
 FLAT = "the optimizer's parameter "  # begins the name of a parameter that no module has
 PARAMETER, BUFFER, STATE = "parameter", "buffer", "optimizer state"
@@ -26,9 +26,9 @@ SEEDED = "equal on stages that pass activations on: seeded alike, no copies"
 
 
 class Mark(NamedTuple):
-    """A summary of a tensor: a digest, some random sums, its length, and whether all its numbers are equal.
-    copies: for DTensors, a key that is equal on ranks with the same shard. shape: of this rank's part. part:
-    `PARAMETER` and so on.
+    """A summary of a tensor. digest: of its bytes, in hexadecimal. sums: random sums of its numbers. length:
+    its norm. constant: whether all its numbers are equal. copies: for a DTensor, a key that is equal on ranks
+    with the same shard; otherwise ''. shape: of this rank's part. part: `PARAMETER` and so on.
     """
 
     digest: str
@@ -44,23 +44,23 @@ Marks = Mapping[str, Mark]
 
 
 def mark(name: str, tensor: torch.Tensor, copies: str = "", part: str = PARAMETER) -> Mark:
-    """The mark of a tensor of this name. Its sums have random signs, the same for a name on all ranks. A sign
-    is a row's times a column's; that is enough for the mean square of a sum to equal the tensor's squared
-    length.
+    """The mark of a tensor of this name. Its sums have random signs, the same on all ranks for one name. The
+    tensor is folded into a matrix; the sign of a number is its row's sign times its column's. This is enough
+    for the mean square of a sum to equal the tensor's squared length.
     """
     flat = tensor.detach().flatten().cpu()
     numbers = flat.double()
     seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")
     signs = torch.Generator().manual_seed(seed)
-    box = torch.nn.functional.pad(numbers, (0, -len(numbers) % WIDE)).view(-1, WIDE)
-    draw = lambda n: (torch.randint(0, 2, (n, TRIED), generator=signs) * 2 - 1).to(numbers.dtype)
-    across = draw(WIDE)
-    sums = (draw(len(box)) * (box @ across)).sum(0).tolist()
+    matrix = torch.nn.functional.pad(numbers, (0, -len(numbers) % WIDE)).view(-1, WIDE)
+    draw = lambda n: (torch.randint(0, 2, (n, SUMS), generator=signs) * 2 - 1).to(numbers.dtype)
+    of_columns = draw(WIDE)
+    sums = (draw(len(matrix)) * (matrix @ of_columns)).sum(0).tolist()
     constant = len(flat) < 2 or bool((flat == flat[0]).all())
     return Mark(digest(flat).hex(), sums, float(numbers.norm()), constant, copies, list(tensor.shape), part)
 
 
 def distance(a: Mark, b: Mark) -> float:
     """About |a − b| / |b|, because the mean square of random sums estimates a squared length."""
-    square = sum((x - y) ** 2 for x, y in zip(a.sums, b.sums)) / TRIED
+    square = sum((x - y) ** 2 for x, y in zip(a.sums, b.sums)) / SUMS
     return math.sqrt(square) / max(b.length, 1e-30)

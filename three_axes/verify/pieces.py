@@ -26,7 +26,7 @@ class Mesh:
         return range(math.prod(self.sizes.values()))
 
     def at(self, rank: int) -> dict[str, int]:
-        """A rank's coordinates."""
+        """A rank's coordinates: axis -> number along it, from 0."""
         place = {}
         for axis, size in reversed(self.sizes.items()):
             rank, place[axis] = divmod(rank, size)
@@ -59,19 +59,22 @@ class Mesh:
         return tuple(axis for axis in self.real_axes if self.at(a)[axis] != self.at(b)[axis])
 
     def differing(self, classes: Mapping[int, object]) -> list[str]:
-        """The axes along which neighbouring ranks belong to different classes."""
+        """The axes along which the classes of ranks differ: two ranks that differ only in this coordinate are
+        of different classes. classes: rank -> class.
+        """
         of_groups = lambda axis: (
             {classes[rank] for rank in group} for group in self.groups([axis], sorted(classes))
         )
-        return [axis for axis in self.real_axes if any(len(met) > 1 for met in of_groups(axis))]
+        return [axis for axis in self.real_axes if any(len(found) > 1 for found in of_groups(axis))]
 
 
 class Places:
     """For each parameter, and each rank with a part of it, the indices of this part's elements in the whole.
 
-    held: rank -> name -> its tensor. known: rank -> name -> indices, if they are known. shapes: of the whole.
-    splits: {pattern: (axis, dimension)} for tensors whose split neither shapes nor values show. Raises
-    ValueError if a split cannot be found.
+    of: name -> rank -> indices. held: rank -> name -> its tensor. known: rank -> name -> indices, of
+    DTensors. shapes: of the whole tensors. splits: {pattern of names: (axis, dimension)}, for tensors whose
+    split neither shapes nor values show. Raises ValueError if the names are not the whole model's, or if a
+    split cannot be found.
     """
 
     def __init__(self, mesh: Mesh, held, known, shapes: Mapping[str, torch.Size], splits):
@@ -96,16 +99,16 @@ class Places:
             self.of[name] = self._indices(name, parts, self._as_others(name, parts, usual))
 
     def whole(self, name: str, parts: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
-        """The whole tensor, put together from its parts; None if an element is missing. Of several copies the
-        lowest rank's is used.
+        """The whole tensor, put together from its parts, rank -> part; None if an element is missing. Of
+        several copies the lowest rank's is used.
         """
         shape = self._shapes[name]
         whole = torch.zeros(shape.numel(), dtype=next(iter(parts.values())).dtype)
-        there = torch.zeros(shape.numel(), dtype=torch.bool)
+        filled = torch.zeros(shape.numel(), dtype=torch.bool)
         for rank in sorted(parts, reverse=True):
             index = self.of[name][rank]
-            whole[index], there[index] = parts[rank].flatten(), True
-        return whole.view(shape) if there.all() else None
+            whole[index], filled[index] = parts[rank].flatten(), True
+        return whole.view(shape) if filled.all() else None
 
     def _axes(self, name: str, parts) -> dict[int, tuple[str, ...]] | None:
         """Dimension -> the axes along which it is cut; None if several answers are possible."""
@@ -117,7 +120,7 @@ class Places:
         for dim, ratio in self._ratios(name, parts).items():
             fits = [axes for axes in self._mesh.sets_of_axes() if self._mesh.size(axes) == ratio]
             if len(fits) > 1:
-                fits = [axes for axes in fits if self._told_by_values(axes, parts)]
+                fits = [axes for axes in fits if self._fits_values(axes, parts)]
                 if len(fits) != 1:
                     return None
             if not fits:
@@ -127,13 +130,14 @@ class Places:
         return axes
 
     def _ratios(self, name: str, parts) -> dict[int, int]:
+        """Dimension -> into how many equal parts it is cut."""
         whole, shapes = self._shapes[name], {part.shape for part in parts.values()}
         part = next(iter(shapes))
         if len(shapes) > 1 or len(part) != len(whole) or any(n == 0 or m % n for m, n in zip(whole, part)):
             raise ValueError(_unknown_split(name, whole, parts))
         return {dim: m // n for dim, (m, n) in enumerate(zip(whole, part)) if m != n}
 
-    def _told_by_values(self, axes: tuple[str, ...], parts) -> bool:
+    def _fits_values(self, axes: tuple[str, ...], parts) -> bool:
         """Whether ranks that differ along these axes hold different values, and other ranks the same."""
         others = tuple(set(self._mesh.sizes) - set(axes))
         same = all(
@@ -145,7 +149,9 @@ class Places:
         return same and not any(torch.equal(parts[a], parts[b]) for a, b in pairs)
 
     def _as_others(self, name: str, parts, usual: Counter) -> dict[int, tuple[str, ...]]:
-        """The split of a tensor whose numbers are all equal: the same as most other tensors have."""
+        """The split of a tensor whose values do not show it, such as one of zeros: along the axes that cut
+        most of the other tensors.
+        """
         axes = {}
         for dim, ratio in self._ratios(name, parts).items():
             fits = [axes for axes in usual if self._mesh.size(axes) == ratio]

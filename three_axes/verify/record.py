@@ -21,7 +21,7 @@ WRAPPERS = re.compile(
     r"(^|(?<=\.))(module|_orig_mod|_forward_module|_original_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)"
 )
 DROPOUTS = nn.modules.dropout._DropoutNd
-FEW = 64  # numbers; a dropout of fewer may drop the same ones by chance
+FEW = 64  # a dropout of fewer numbers is not recorded: two of them may drop the same ones by chance
 
 Tensors = dict[str, torch.Tensor]
 
@@ -33,10 +33,11 @@ class Seen:
 
     loss: what `step` returned; None if only another rank knows it. norm: the gradients' norm that clipping
     used. gradients: before clipping. before, after: the weights, before and after the optimizer's step.
-    outputs: of each module, in the order in which they were computed. places: for DTensors, the indices of a
-    shard's elements in the whole. drops: digests of (a dropout's input, which numbers it kept). eps: of the
-    coarsest type of weights, outputs and loss. sent: (axis, collective) that received a gradient. fed: the
-    first tensor of each call of the model from outside. targets: of PyTorch's losses (`fed.Scored`).
+    outputs: module -> the output of each of its calls. places: for DTensors, the indices of a shard's
+    elements in the whole. drops: dropout -> digests of (its input, which numbers it kept), for each call.
+    eps: of the coarsest type of weights, outputs and loss. sent: parameter -> (axis, collective) for each
+    collective that received its gradient. fed: the first tensor of each call of the model from outside.
+    targets: of PyTorch's losses (`fed.Scored`).
     """
 
     loss: float | None = None
@@ -55,13 +56,13 @@ class Seen:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without the prefixes of DDP, FSDP and torch.compile."""
+    """A parameter's name without the prefixes of wrappers such as DDP, FSDP and torch.compile."""
     return WRAPPERS.sub("", name).rstrip(".")
 
 
 class Sent(Listener):
-    """A listener that keeps the tensors that collectives received in a step. It keeps the tensors themselves,
-    so that no other tensor takes their memory.
+    """A listener that keeps the tensors that collectives received in a step. Because it keeps them, no other
+    tensor takes their memory.
     """
 
     def __init__(self):
@@ -84,8 +85,9 @@ class Sent(Listener):
 
 
 class Watched:
-    """A model and its optimizer, step by step. names: a local name -> the whole model's name. zeroes: whether
-    to set gradients to zero after each step; False if the reader's step does so itself.
+    """Runs and records the steps of a model and its optimizer. built: the result of `build`. names: a local
+    name -> the whole model's name. zeroes: whether to set gradients to zero after each step; False if the
+    reader's step does so itself.
     """
 
     def __init__(self, built, names: Callable[[str], str] = lambda name: name, zeroes: bool = True):
@@ -116,17 +118,20 @@ class Watched:
         outputs: bool = False,
         sent: Sent | None = None,
     ) -> Seen:
-        """step(model) computes gradients, and may clip them; then the optimizer steps, if there is one.
+        """Run and record a step: step(model) computes gradients, and may clip them; then the optimizer steps,
+        if there is one.
 
-        drops: let dropouts drop, and record only them. sent: a listener that started before the step.
+        drops: let dropouts drop, and record what they keep; otherwise they are switched off. outputs: record
+        the modules' outputs, the model's inputs and the losses' targets. sent: a listener that was added
+        before the step.
         """
         seen = Seen(before=self._after or self._weights())
         with self._dropping(seen.drops) if drops else self._without_dropout():
             with self._listening(seen.outputs, outputs), self._clipping(seen), self._feeding(seen, outputs):
                 loss = step(self.model)
         seen.loss = None if loss is None else float(_whole(torch.as_tensor(loss).detach()))
-        met = [*seen.before.values(), *(t for ts in seen.outputs.values() for t in ts), loss]
-        seen.eps = max(torch.finfo(t.dtype).eps for t in met if is_real(t))
+        typed = [*seen.before.values(), *(t for ts in seen.outputs.values() for t in ts), loss]
+        seen.eps = max(torch.finfo(t.dtype).eps for t in typed if is_real(t))
         seen.gradients = seen.gradients or self._gradients()
         if sent is not None:
             named = self.parameters().items()
@@ -156,7 +161,7 @@ class Watched:
 
     @contextmanager
     def _clipping(self, seen: Seen) -> Iterator[None]:
-        """In this block, keep the gradients and their norm before they are clipped."""
+        """In this block, record the gradients before they are first clipped, and their norm."""
 
         def clips(total_norm) -> None:
             if not seen.gradients:
@@ -178,7 +183,7 @@ class Watched:
 
     @contextmanager
     def _feeding(self, seen: Seen, on: bool) -> Iterator[None]:
-        """Record the inputs of the model, and of PyTorch's losses."""
+        """In this block, record the inputs of the model, and the targets of PyTorch's losses."""
         if not on:
             yield
             return
@@ -205,6 +210,8 @@ class Watched:
                 one.remove()
 
     def _listening(self, outputs: dict, on: bool) -> AbstractContextManager:
+        """In this block, record the first real tensor of each module's output; not in a recomputation."""
+
         def keep(name: str, _, result) -> None:
             tensor = next(filter(is_real, pytorch_private.tree_flatten(result)[0]), None)
             if tensor is not None and pytorch_private.backward_under_way() == -1:
@@ -260,5 +267,6 @@ def _whole(value):
 
 
 def _place(p: DTensor) -> torch.Tensor:
+    """The indices, in the whole tensor, of the elements that this rank holds."""
     numbers = torch.arange(p.numel(), device=p.device).view(p.shape)
     return distribute_tensor(numbers, p.device_mesh, p.placements, src_data_rank=None).to_local().cpu()

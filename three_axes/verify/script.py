@@ -1,10 +1,10 @@
-"""`torchrun … -m three_axes verify train.py`: tensors that were equal on some ranks before the first step
-must stay equal: parameters, the optimizer's states, buffers, and averages of the weights.
+"""`torchrun … -m three_axes verify train.py` checks that tensors that were equal on some ranks before the
+first step stay equal: parameters, the optimizer's states, buffers, and averages of the weights.
 
 Before each step of the optimizer, and when the script ends, every rank writes the marks of its tensors to the
-store with which the ranks formed their group. (A step is compared that late so that gathered weights have
-arrived.) Rank 0 compares a step when all ranks have written it; until the last step no rank waits. Nothing is
-sent over the script's own groups.
+store with which the ranks formed their group. (The result of a step is written only before the next one,
+because sharded weights may be gathered in between.) Rank 0 compares a step when all ranks have written it;
+until the last step no rank waits. Nothing is sent over the script's own groups.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .record import digest
 from .tensors import Tensors
 
 PATIENCE = 120.0  # seconds to wait for a rank that has not reached the end of the last step
-BRIEF = 20.0  # the same if copies differ by then: the rank may have left out a step, and never reach it
+BRIEF = 20.0  # the same if copies differ already: the rank may have left out a step, and never reach the end
 _numbers = itertools.count()
 UNREAD = "numbers that cannot be read"
 PLAIN = {"default_pg": "the world", "undefined": "a group", "": "a group"}  # a group without a name
@@ -44,8 +44,9 @@ DRAWS = "the CPU's random state", "the GPU's random state"
 
 
 def prepare(args) -> Callable[[], int]:
-    """Check the options. Returns a function that runs `args.script` as Python would, and returns an exit
-    status: 1 if copies differ. Raises ValueError for options that cannot be used.
+    """Check the options. Returns a function that runs `args.script` as Python would and then ends the
+    process, on rank 0 with exit status 1 if copies differ, otherwise 0. It returns 0 only if no step was
+    watched. Raises ValueError for options that cannot be used.
     """
     if not args.module and not os.path.isfile(args.script):
         raise ValueError(f"there is no script {args.script!r}; options of verify come before it")
@@ -55,10 +56,11 @@ def prepare(args) -> Callable[[], int]:
 
 
 class WatchedScript:
-    """Watches this rank's tensors from the first step of an optimizer on. over: called after the last step.
+    """Watches this rank's tensors from the first step of an optimizer on. over: is called after the last
+    watched step.
 
-    number: steps of this rank that have ended. If copies differ after `steps` steps, the same number of
-    further steps is watched, because copies that are averaged now and then become equal again.
+    number: steps of this rank that have ended. If copies differ after `steps` steps, as many further steps
+    are watched, because copies that are averaged now and then become equal again.
     """
 
     _store: dist.Store  # from the first step on
@@ -69,11 +71,11 @@ class WatchedScript:
         self.number, self._last, self._over = 0, steps, over
         self._more = 2 * steps
         self._rank, self._size = 0, 1
-        self._met = False
+        self._started = False
         self._just_stepped: dict[str, str] = {}
         self._heard = Heard()
         self._stepping = Stepping(self._begins, self._stepped)
-        self.seen = ComparedSteps()  # used on rank 0
+        self.compared = ComparedSteps()  # used on rank 0
 
     def stop(self) -> None:
         """Stop watching the optimizers."""
@@ -82,39 +84,40 @@ class WatchedScript:
             self._heard.stop()
 
     def end(self) -> None:
-        """Write the last step, when the script or the watch ends; rank 0 compares all steps that remain."""
-        if not self._met:
+        """Write the last step; rank 0 waits for the other ranks' and compares the steps that remain."""
+        if not self._started:
             return
-        self._tell(ends=True)
+        self._write(ends=True)
         if self._rank == 0:
             self._wait_for([f"end/{rank}" for rank in range(self._size)])
-            self._look()
+            self._compare()
 
-    def part(self) -> None:
-        """Let rank 0 leave last: its process may hold the store."""
-        if self._met:
+    def leave_last(self) -> None:
+        """On rank 0, wait until the other ranks have left: its process may hold the store."""
+        if self._started:
             self._store.set(f"left/{self._rank}", "")
             if self._rank == 0:
                 self._wait_for([f"left/{other}" for other in range(self._size)])
 
     def _begins(self, ends: bool) -> None:
+        """Called before an optimizer steps. ends: whether this optimizer ends the step (`Stepping`)."""
         if not ends or not dist.is_initialized() or dist.get_world_size() < 2:
             return
-        if not self._met:
-            self._met = True
+        if not self._started:
+            self._started = True
             self._rank, self._size = dist.get_rank(), dist.get_world_size()
             prefix = f"three-axes/verify/{next(_numbers)}"
             self._store = dist.PrefixStore(prefix, pytorch_private.default_store())
             self._tensors = Tensors()
-        self._tell()
+        self._write()
         if self._rank == 0:
-            self._look()
-        if self.number == self._last and not self._goes_on():
+            self._compare()
+        if self.number == self._last and not self._decide_to_go_on():
             self.stop()
             self._over()
 
     def _stepped(self, ends: bool) -> None:
-        if ends and self._met:
+        if ends and self._started:
             if self.number == 0:
                 self._late = self._heard.of_first_step()
             self.number += 1
@@ -122,7 +125,8 @@ class WatchedScript:
                 name: digest(_here(t)[0]).hex() for name, (t, _) in self._tensors.of.items()
             }
 
-    def _tell(self, ends: bool = False) -> None:
+    def _write(self, ends: bool = False) -> None:
+        """Write this rank's record to the store. ends: whether it is the last one."""
         of = self._tensors.of | {name: (state, STATE) for name, state in self._tensors.states()}
         of |= {name: (state, RANDOM) for name, state in _random_states().items()}
         written: dict[str, object] = {"marks": self._marks(of)}
@@ -139,7 +143,7 @@ class WatchedScript:
             self._store.set(f"end/{self._rank}", str(self.number))
 
     def _marks(self, of: dict[str, tuple[torch.Tensor, str]]) -> dict[str, Mark]:
-        """The marks of these tensors, without those that cannot be read as numbers, which are listed."""
+        """The marks of these tensors, by name. Tensors that cannot be read as numbers are added to `left`."""
         marks = {}
         for name, (tensor, part) in of.items():
             try:
@@ -149,21 +153,21 @@ class WatchedScript:
                 self._tensors.of.pop(name, None)
         return marks
 
-    def _look(self) -> None:
+    def _compare(self) -> None:
         """Compare each step that all ranks have written and rank 0 has not compared yet."""
-        while self.seen.number <= self.number:
-            keys = [f"{self.seen.number}/{rank}" for rank in range(self._size)]
+        while self.compared.number <= self.number:
+            keys = [f"{self.compared.number}/{rank}" for rank in range(self._size)]
             if not self._store.check(keys):
                 return
-            self.seen.add([json.loads(value) for value in self._store.multi_get(keys)])
+            self.compared.add([json.loads(value) for value in self._store.multi_get(keys)])
 
-    def _goes_on(self) -> bool:
-        """Whether more steps are watched. Rank 0 decides when all ranks have written the last step."""
+    def _decide_to_go_on(self) -> bool:
+        """Whether more steps are watched. Rank 0 decides it, when it has all ranks' records."""
         key = f"{self.number}/on"
         if self._rank == 0:
             self._wait_for([f"{self.number}/{rank}" for rank in range(self._size)])
-            self._look()
-            on = self.number < self._more and self.seen.parted
+            self._compare()
+            on = self.number < self._more and self.compared.parted
             self._store.set(key, "on" if on else "")
         else:
             self._store.wait([key], timedelta(seconds=2 * PATIENCE))
@@ -173,17 +177,17 @@ class WatchedScript:
         return True
 
     def _wait_for(self, keys: list[str]) -> None:
-        """Wait until all keys are in the store, or until a rank has taken too long for a step."""
+        """Wait, comparing steps meanwhile, until all keys are in the store, or until the patience ends."""
         began = time.monotonic()
         while not self._store.check(keys):
-            self._look()
-            if time.monotonic() - began > (BRIEF if self.seen.parted else PATIENCE):
+            self._compare()
+            if time.monotonic() - began > (BRIEF if self.compared.parted else PATIENCE):
                 return
             time.sleep(0.01)
 
 
 class ComparedSteps:
-    """On rank 0: the steps that all ranks have written. Prints each finding at once."""
+    """Compares, on rank 0, the steps that all ranks have written, and prints each finding at once."""
 
     def __init__(self) -> None:
         self.number = 0  # of the next step to compare
@@ -199,7 +203,7 @@ class ComparedSteps:
         return self.copies is not None and bool(self.copies.wrong)
 
     def add(self, written: Sequence[dict]) -> None:
-        """Compare a step. written: what each rank wrote."""
+        """Compare a step. written: each rank's record of it."""
         marks = [{name: Mark(*one) for name, one in rank["marks"].items()} for rank in written]
         if self.copies is None:
             self._axes = {tuple(ranks): name for one in written for name, ranks in one["groups"]}
@@ -224,8 +228,8 @@ class ComparedSteps:
         self.number += 1
 
     def conclude(self, script: str) -> None:
-        """Print the findings of all steps."""
-        steps = max(1, self.number - 1)  # the last part is a forward of the next step, or an evaluation
+        """Print the findings on all steps together, and the conclusion."""
+        steps = max(1, self.number - 1)  # the last record has no step's inputs, perhaps an evaluation's
         self.findings.ended(self.number - 1)
         self.findings.notes([one[:steps] for one in self._inputs], [one[:steps] for one in self._draws])
         self.findings.rates(self._rates)
@@ -233,30 +237,30 @@ class ComparedSteps:
 
 
 def _groups() -> list[tuple[str, list[int]]]:
-    """The groups of this rank: (name, ranks). If PyTorch uses a group, such as the world's, for a dimension
-    of a mesh, the group has the dimension's name.
+    """The groups of this rank, as (name, ranks). A group without a name of its own, such as the world, has
+    the name of a mesh's dimension if it has the same ranks.
     """
     meshes = [one for one in gc.get_objects() if type(one) is DeviceMesh and one.get_coordinate() is not None]
-    lent: dict[tuple[int, ...], set[str]] = {}
+    dimensions: dict[tuple[int, ...], set[str]] = {}
     for name, ranks in of_meshes(meshes):
-        lent.setdefault(tuple(ranks), set()).add(name)
+        dimensions.setdefault(tuple(ranks), set()).add(name)
     groups = []
     for group in pytorch_private.groups():
         name, ranks = group.group_desc.removeprefix("mesh_"), dist.get_process_group_ranks(group)
         if name in PLAIN:
-            name = " or ".join(sorted(lent.get(tuple(ranks), ()))) or PLAIN[name]
+            name = " or ".join(sorted(dimensions.get(tuple(ranks), ()))) or PLAIN[name]
         groups.append((name, ranks))
     return groups
 
 
 def _random_states() -> dict[str, torch.Tensor]:
-    """The states of the random generators by name; equal on ranks that were seeded and drew alike."""
+    """Name -> a random generator's state. States are equal on ranks that were seeded and drew alike."""
     gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
     return dict(zip(DRAWS, [torch.get_rng_state(), *gpu]))
 
 
 def _here(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
-    """(what this rank holds; for a DTensor, a key that is equal on ranks with the same shard)."""
+    """(the part that this rank holds; for a DTensor, a key that is equal on ranks with the same shard)."""
     if not isinstance(tensor, DTensor):
         return tensor, ""
     at: Sequence[int] = tensor.device_mesh.get_coordinate() or []
@@ -267,16 +271,17 @@ def _verified(args) -> int:
     leave, rank = os._exit, int(os.environ.get("RANK", 0))
 
     def over() -> None:
-        """End this rank at once, after ranks have met. If a script still holds gloo's groups, a normal end of
-        Python may abort, and its exit status would be taken for a finding.
+        """Write the last step and print the conclusion. If steps were watched, end this process at once:
+        while a script still holds gloo's groups, a normal end of Python may abort, and its exit status would
+        look like a finding.
         """
         watch.end()
         if rank == 0:
             _conclude(watch, args)
         if watch.number:
             sys.stdout.flush()
-            watch.part()
-            leave(1 if rank == 0 and watch.seen.parted else 0)
+            watch.leave_last()
+            leave(1 if rank == 0 and watch.compared.parted else 0)
 
     watch = WatchedScript(args.steps, over)
     try:
@@ -288,10 +293,10 @@ def _verified(args) -> int:
 
 
 def _conclude(watch: WatchedScript, args) -> None:
-    if watch.seen.copies is None:
+    if watch.compared.copies is None:
         say(
             f"{args.script}: no optimizer has stepped on several ranks: there is nothing to compare."
             f" Start it so: torchrun --nproc-per-node 4 -m three_axes verify {args.script}"
         )
     else:
-        watch.seen.conclude(args.script)
+        watch.compared.conclude(args.script)

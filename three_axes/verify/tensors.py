@@ -17,19 +17,19 @@ from .marks import AVERAGE, BUFFER, FLAT, OF, PARAMETER
 from .record import plain_name
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
-LEAST = 2  # tensors of an average; a single tensor of the same shape proves nothing
+LEAST = 2  # an average has at least so many tensors: a single one may have the same shape by chance
 # Reasons not to watch a tensor.
 STATISTICS = "statistics of BatchNorm: each rank's own, unless it is SyncBatchNorm"
 PASSING = "buffers that no checkpoint keeps"
-CUT = "ones and zeros that FSDP cut"
+CUT = "ones and zeros that FSDP cut"  # no values show where this rank's part lies
 
 
 class Tensors:
     """The watched tensors of this process, by name.
 
-    of: name -> (tensor, what it is). left: name -> why it is not watched. parameters: name -> parameter of a
-    model that an optimizer changes. samplers: (seed, epoch, ranks, numbers) of each DistributedSampler that
-    shuffles.
+    of: name -> (tensor, `PARAMETER`, `BUFFER` or `AVERAGE`). left: name -> why it is not watched. parameters:
+    name -> parameter, of the models in `roots` and of the optimizers. roots: (prefix of names, module), see
+    `_roots`. samplers: [seed, epoch, num_replicas, total_size] of each DistributedSampler that shuffles.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Tensors:
                         yield f"{key}{OF}{name}", value
 
     def rates(self) -> list[str]:
-        """The numbers of each optimizer's groups of parameters: "lr 0.001"."""
+        """The options of each optimizer's groups of parameters that are numbers or tuples: "lr 0.001"."""
         return [
             f"{key} {value}"
             for optimizer in self.optimizers
@@ -72,6 +72,7 @@ class Tensors:
         ]
 
     def _module(self, prefix: str, root: nn.Module) -> None:
+        """Add a model's parameters and buffers to `of`, or to `left`."""
         flat = {
             id(p)
             for module in root.modules()
@@ -97,8 +98,8 @@ class Tensors:
                     self.of[name] = buffer, BUFFER
 
     def _averages(self, living: list) -> None:
-        """Find averages: modules, dicts and lists that hold a tensor for each trained parameter of
-        a model.
+        """Add averages of the weights: modules, dicts and lists with a tensor for each trained parameter of a
+        model.
         """
         models = [
             {plain_name(name): p.shape for name, p in root.named_parameters() if p.requires_grad}
@@ -141,7 +142,7 @@ def _living() -> list:
             kinds[of] = issubclass(of, (nn.Module, torch.optim.Optimizer, DistributedSampler))
         return kinds[of]
 
-    gc.collect()  # so that living objects are listed in the order of their making, on every rank
+    gc.collect()  # then `get_objects` lists them in the order in which they were created, on every rank
     return [one for one in gc.get_objects() if is_one(one)]
 
 
@@ -154,8 +155,9 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _roots(modules: list[nn.Module], stepped: list[torch.Tensor]) -> list[tuple[str, nn.Module]]:
-    """(prefix of names, module): the outermost modules that an optimizer changes, in the optimizers' order.
-    If there are none, all outermost modules, because some optimizers change a flat copy.
+    """(prefix of names, module) for each outermost module whose parameters an optimizer changes, in the
+    optimizers' order. If there is none, for each outermost module with parameters, because some optimizers
+    change a flat copy. The prefix is '' unless two of the modules have a parameter of the same name.
     """
     place = {id(p): i for i, p in reversed(list(enumerate(stepped)))}
     inside = {id(child) for module in modules for child in module.children()}

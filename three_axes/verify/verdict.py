@@ -28,8 +28,9 @@ class Found:
 
 @dataclass
 class Verdict:
-    """The result for one layout. cells: the cells of its row in the table. found: in the order of a step.
-    exact: whether all was in float64. least: a smaller relative difference may be rounding.
+    """The result for one layout. cells: column -> the cell in the layout's row of the table. found: the
+    differences, in the order in which a step computes. exact: whether everything was computed in float64.
+    least: a smaller relative difference may be rounding.
     """
 
     layout: str
@@ -44,7 +45,7 @@ class Verdict:
         return not self.found
 
     def add(self, found: Iterable[Found], column: str) -> bool:
-        """Add findings under a column of the table. Returns whether there were any."""
+        """Add findings, and the cell of this column of the table. Returns whether there were any findings."""
         found = list(found)
         self.found += found
         off = max((one.off for one in found), default=0.0)
@@ -55,8 +56,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rows:
-    """The twin's gradients of each part of the batch's rows, or of each row's tokens, in order. each: rows,
-    or tokens, of a part. refused: the reason if there are none, for the reader; otherwise ''.
+    """The twin's gradients of each part of the batch, in order: a part of its rows, or of each row's tokens.
+    each: rows, or tokens, of a part. refused: why the parts could not be tried, for the reader; otherwise ''.
     """
 
     gradients: Sequence[Tensors]
@@ -68,11 +69,12 @@ class Rows:
 class Twin:
     """The whole model on one device.
 
-    steps: its recorded steps. again: the same steps in a second run, in float64, or from weights that are
-    rounded as the ranks round theirs. The difference of the two runs is the spread.
-    own: the weights that `build` gave the model. aliases: other names of the same tensor.
-    parts(what): the gradients of parts of the batch. what: 'rows'; 'unmasked', rows with a mask that leaves
-    nothing out; or 'tokens', some of each row's tokens, with the others not scored.
+    steps: its recorded steps. again: the same steps in a second run, in float64; if the ranks use a coarser
+    type, from weights that are rounded to it. If an operation has no float64, the second run has the same
+    type, and weights moved by one unit in the last place. The difference of the two runs is the spread. own:
+    the weights that `build` gave the model. aliases: name -> other names of the same tensor. parts(what): the
+    gradients of parts of the batch. what: 'rows'; 'unmasked', rows with a mask that leaves nothing out; or
+    'tokens', some of each row's tokens, with the others not scored.
     """
 
     steps: Sequence[Seen]
@@ -87,7 +89,7 @@ Wrong = dict[str, tuple[float, Cause]]  # name -> how far off, and why
 
 def of_dropouts(seen: Mapping[int, Mapping[str, list]], mesh: Mesh) -> list[Found]:
     """Dropouts that drop the same places of two ranks' different inputs, or different places of equal inputs.
-    seen: rank -> name -> digests of (the input, what was kept).
+    seen: rank -> dropout -> for each call, digests of (the input, which numbers were kept).
     """
     pairs: dict[bool, dict[str, set]] = {True: {}, False: {}}  # by whether they drop alike
     for a, b in itertools.combinations(seen, 2):
@@ -98,9 +100,9 @@ def of_dropouts(seen: Mapping[int, Mapping[str, list]], mesh: Mesh) -> list[Foun
     found = []
     for alike, names in pairs.items():
         if names:
-            met = set().union(*names.values())
-            axes = tuple(a for a in mesh.real_axes if any(mesh.between(*p) == (a,) for p in met))
-            ranks = ranks_text({rank for pair in met for rank in pair})
+            of_ranks = set().union(*names.values())
+            axes = tuple(a for a in mesh.real_axes if any(mesh.between(*p) == (a,) for p in of_ranks))
+            ranks = ranks_text({rank for pair in of_ranks for rank in pair})
             same = ("not ", "they drop at the same places") if alike else ("", "each keeps other numbers")
             text = f"what goes in is {same[0]}the same on {ranks}, and {same[1]}: along {along(axes)}"
             cause = Cause("drops alike" if alike else "drops apart", axes, text)

@@ -1,4 +1,6 @@
-"""`verify`: a model on one device and on a mesh, a few steps from the same weights, on the same batch."""
+"""`verify` trains a model for a few steps on one device and on a mesh, from the same weights, on the same
+batch, and compares.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ from .report import Report
 from .verdict import Rows, Twin
 
 TYPES = torch.float32, torch.bfloat16, torch.float16
-OTHER_SEED = 271828
-ROWS = 8  # parts of the batch that are tried separately
+OTHER_SEED = 271828  # of the twin's second run, so that random numbers in the model are noticed
+ROWS = 8  # at most so many parts of the batch are tried separately
 
 
 def verify(
@@ -41,7 +43,7 @@ def verify(
 ) -> Report:
     """Train a model on each layout, and whole on one device. Report the first difference, and its cause.
 
-    Every rank of the process group calls it, and gets the same report.
+    Every rank of the process group calls `verify`, and gets the same report.
 
         def build(mesh):               # mesh None: the model that is not split
             return model, optimizer    # or the model alone; then nothing is updated
@@ -52,17 +54,17 @@ def verify(
 
     batch: the whole batch, the same on every rank: a tensor, or tensors in lists and dicts. layouts: axes and
     sizes, outermost first. Each uses as many ranks as the product of its sizes, and its mesh has the axes'
-    names.
-    splits: {pattern: (axis, dimension)}, for plain tensors whose split neither shapes nor values show.
-    names: (a rank's name of a parameter, its coordinates) -> the whole model's, for stages of a pipeline.
-    dtype: PyTorch's default type during the comparison. In float64 every difference is a mistake. In another
-    type, or in the types that the model itself chooses (None), the rounding error is measured.
+    names. splits: {pattern: (axis, dimension)}, for plain tensors whose split neither shapes nor values show.
+    names: (a parameter's name on a rank, the rank's coordinates) -> its name in the whole model, for stages
+    of a pipeline. dtype: PyTorch's default type during the comparison. In float64 every difference is a
+    mistake. In another type, or in the types that the model itself chooses (None), the rounding error is
+    measured.
 
     The twin starts from the ranks' weights, put together, so seeds do not matter. It runs on rank 0, which
     compares. Dropouts (nn.Dropout) are switched off, and tested separately.
 
-    Raises ValueError for layouts that need more ranks, for names that do not match, and for a twin that
-    computes different results in two runs.
+    Raises ValueError for layouts that need more ranks, for names that do not match, for splits that are not
+    clear, for a build(None) that fails, and for a twin whose loss is not finite or differs in two runs.
     """
     rank, device = dist.get_rank(), _device()
     layouts = [layouts] if isinstance(layouts, str) else layouts
@@ -72,7 +74,7 @@ def verify(
     with _default(dtype):
         batch = pytorch_private.tree_map(lambda leaf: _placed(leaf, device, dtype), batch)
         twins = _Twins(build, step, batch, steps) if rank == 0 else None
-        zeroes = _said_by_rank_0(twins and not twins.step_zeroes(), dist.group.WORLD)
+        zeroes = _from_rank_0(twins and not twins.step_zeroes(), dist.group.WORLD)
         verdicts = []
         for layout, box in boxes.items():
             mine, group = _on_this_rank(build, step, batch, box, steps, names, device, zeroes)
@@ -81,20 +83,20 @@ def verify(
             outputs, mine[0].outputs = mine[0].outputs, {}  # they are large, and seldom needed
             ranks = _gathered(mine, group)
             comparison = _comparison(layout, box, twins, ranks, splits or {}) if twins and ranks else None
-            if _said_by_rank_0(comparison and comparison.wants_outputs(), group):
+            if _from_rank_0(comparison and comparison.wants_outputs(), group):
                 all_outputs = _gathered(outputs, group)
                 for seen, its in zip(ranks or [], all_outputs or []):
                     seen[0].outputs = its
             if comparison:
                 verdicts.append(comparison.made())
-    return _said_by_rank_0(Report(verdicts), dist.group.WORLD)
+    return _from_rank_0(Report(verdicts), dist.group.WORLD)
 
 
 def _on_this_rank(
     build, step, batch, box: Mesh, steps: int, names, device, zeroes: bool
 ) -> tuple[list[Seen], object]:
-    """(this rank's record, the group of the mesh); None on ranks outside the mesh, which only help
-    make it.
+    """(this rank's recorded steps, the group of the mesh). On a rank outside the mesh, which only helps to
+    create the groups: ([], None).
     """
     sizes = tuple(box.sizes.values())
     with interposer.aside():
@@ -115,7 +117,7 @@ def _on_this_rank(
             interposer.remove(sent)
     mine[0].places = places
     mine += [watched.step(share) for _ in range(1, steps)]
-    if _said_by_rank_0(any(_gathered(bool(watched.dropouts), group) or []), group):
+    if _from_rank_0(any(_gathered(bool(watched.dropouts), group) or []), group):
         mine[-1].drops = watched.step(share, drops=True).drops
     return mine, group
 
@@ -139,14 +141,16 @@ def _gathered(mine, group) -> list | None:
     return gathered
 
 
-def _said_by_rank_0(value, group):
-    said = [value]
+def _from_rank_0(value, group):
+    """The value that rank 0 gave, on every rank of the group."""
+    values = [value]
     with interposer.aside():
-        dist.broadcast_object_list(said, src=0, group=group)
-    return said[0]
+        dist.broadcast_object_list(values, src=0, group=group)
+    return values[0]
 
 
 def _comparison(layout: str, box: Mesh, twins: _Twins, seen: list[list[Seen]], splits) -> Comparison:
+    """Put the ranks' weights together and run the twin from them. seen: for each rank, its recorded steps."""
     ranks = dict(enumerate(seen))
     held = {rank: steps[0].before for rank, steps in ranks.items()}
     places = Places(box, held, {rank: steps[0].places for rank, steps in ranks.items()}, twins.shapes, splits)
@@ -161,13 +165,13 @@ def _comparison(layout: str, box: Mesh, twins: _Twins, seen: list[list[Seen]], s
 
 
 class _Twins:
-    """The steps of the model on one device, from given weights; for the same weights they run only once."""
+    """Runs the whole model's steps on one device, from given weights; from the same weights only once."""
 
     def __init__(self, build, step, batch, steps: int):
         self._build, self._step, self._batch, self._steps = build, step, batch, steps
         self._known: list[tuple[Tensors, float, Twin]] = []
         self._zeroes = True
-        watched = self._made()
+        watched = self._build_twin()
         self._own = {name: p.detach().to("cpu", copy=True) for name, p in watched.parameters().items()}
         self.shapes = {name: p.shape for name, p in self._own.items()}
         same: dict[int, set[str]] = {}
@@ -179,7 +183,7 @@ class _Twins:
         """Whether the reader's step sets gradients to zero before its backward: a number that is put there
         beforehand disappears. Then `verify` leaves that to the step, on ranks and in the twin.
         """
-        watched = self._made()
+        watched = self._build_twin()
         for p in watched.parameters().values():
             p.grad = torch.full_like(p, math.nan) if p.requires_grad and is_real(p) else None
         try:
@@ -192,28 +196,28 @@ class _Twins:
         return not self._zeroes
 
     def of(self, weights: Tensors, eps: float) -> Twin:
-        """The twin that starts from these weights. eps: of the coarsest type with which the ranks
-        computed.
+        """The twin that starts from these weights. eps: of the coarsest type with which the ranks computed.
+        Raises ValueError if its loss is not finite, or not the same in two runs.
         """
         for known, coarsest, twin in self._known:
             if eps == coarsest and all(torch.equal(known[name], weights[name]) for name in weights):
                 return twin
-        steps = self._run(self._made(), weights, self._batch, self._steps)
+        steps = self._run(self._build_twin(), weights, self._batch, self._steps)
         rounds = {torch.finfo(t).eps: t for t in TYPES}.get(eps) if eps > steps[0].eps else None
         try:
-            again = self._finer(weights, rounds)
+            again = self._in_float64(weights, rounds)
         except RuntimeError:  # an operation without a float64 kernel
             nudged = {name: _nudged(w) for name, w in weights.items()}
-            again = self._run(self._made(), nudged, self._batch, self._steps, others=True)
+            again = self._run(self._build_twin(), nudged, self._batch, self._steps, others=True)
         exact = rounds is None and steps[0].eps == torch.finfo(torch.float64).eps
-        self._is_the_same(steps[0], again[0], 1e-9 if exact else 0.05)
+        self._check_losses(steps[0], again[0], 1e-9 if exact else 0.05)
         twin = Twin(
             steps, again, self._own, lambda what: self._parts(weights, steps[0].targets, what), self._aliases
         )
         self._known.append((weights, eps, twin))
         return twin
 
-    def _made(self) -> Watched:
+    def _build_twin(self) -> Watched:
         try:
             built = self._build(None)
         except Exception as e:
@@ -224,11 +228,11 @@ class _Twins:
         model = built[0] if isinstance(built, tuple) else built
         if not isinstance(model, nn.Module):
             given = type(model).__name__
-            raise ValueError(f"build(None) gave a {given}; give a module, or (module, optimizer)")
+            raise ValueError(f"build(None) returned a {given}; return a module, or (module, optimizer)")
         return Watched(built, zeroes=self._zeroes)
 
     def _run(self, watched: Watched, weights: Tensors, batch, steps: int, others: bool = False) -> list[Seen]:
-        """The twin's steps. others: whether it draws different random numbers than in its first run."""
+        """The twin's steps from these weights. others: whether to draw random numbers of another seed."""
         watched.load(weights)
         step = lambda model: self._step(model, batch, None)
         with torch.random.fork_rng():
@@ -236,18 +240,19 @@ class _Twins:
                 torch.manual_seed(OTHER_SEED)
             return [watched.step(step, outputs=number == 0) for number in range(steps)]
 
-    def _finer(self, weights: Tensors, rounds: torch.dtype | None) -> list[Seen]:
+    def _in_float64(self, weights: Tensors, rounds: torch.dtype | None) -> list[Seen]:
         """The twin's steps in float64. rounds: a type to which the weights are rounded first."""
         double = lambda leaf: leaf.double() if is_real(leaf) else leaf
         with _default(torch.float64):
-            watched = self._made()
+            watched = self._build_twin()
             if any(p.dtype != torch.float64 for p in watched.parameters().values()):
                 watched.model.double()
             finer = {name: w.to(rounds or w.dtype).double() for name, w in weights.items()}
             batch = pytorch_private.tree_map(double, self._batch)
             return self._run(watched, finer, batch, self._steps, others=True)
 
-    def _is_the_same(self, one: Seen, other: Seen, bound: float) -> None:
+    def _check_losses(self, one: Seen, other: Seen, bound: float) -> None:
+        """Raise ValueError if the losses of two runs differ by more than this relative bound."""
         if one.loss is None or other.loss is None or abs(one.loss - other.loss) <= bound * abs(other.loss):
             return
         if not math.isfinite(one.loss):
@@ -260,8 +265,8 @@ class _Twins:
         )
 
     def _parts(self, weights: Tensors, scored: Sequence[tuple[torch.Tensor, int]], what: str) -> Rows:
-        """`Twin.parts`: at most `ROWS` parts, of equal sizes if these divide the whole. scored: the targets
-        of the losses in the twin's first step, with the number that is left out.
+        """`Twin.parts`: at most `ROWS` parts, of equal sizes if a number of parts divides the whole. scored:
+        the (target, `ignore_index`) of each loss in the twin's first step.
         """
         leaves, structure = pytorch_private.tree_flatten(self._batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -305,18 +310,22 @@ class _Twins:
 
     def _gradients(self, weights: Tensors, batches: Sequence, each: int) -> Rows:
         try:
-            return Rows([self._run(self._made(), weights, b, 1)[0].gradients for b in batches], each)
+            return Rows([self._run(self._build_twin(), weights, b, 1)[0].gradients for b in batches], each)
         except Exception as e:  # a reader's step may raise anything
             return Rows([], refused=_refusal(e))
 
 
 def _size_of_part(n: int) -> int:
-    """The size of a part, if n is cut into at most `ROWS` parts; they are equal if some number divides n."""
+    """The size of a part of n, for at most `ROWS` parts; parts are equal if a number from 2 to ROWS divides
+    n.
+    """
     return next((n // k for k in range(min(ROWS, n), 1, -1) if n % k == 0), -(-n // ROWS))
 
 
 def _is_scored(leaf, scored: Sequence[tuple[torch.Tensor, int]]) -> bool:
-    """Whether this tensor of the batch, (rows, tokens, …), has the targets of all losses, in order."""
+    """Whether this leaf of the batch is a tensor of whole numbers, (rows, tokens, …), with the targets of all
+    losses, in order.
+    """
     if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2 or leaf.is_floating_point() or not scored:
         return False
     together = torch.cat([target.flatten() for target, _ in scored])
@@ -324,18 +333,19 @@ def _is_scored(leaf, scored: Sequence[tuple[torch.Tensor, int]]) -> bool:
 
 
 def _left_out(targets: torch.Tensor, at: int, each: int, out: int) -> torch.Tensor:
-    """The targets of some of each row's tokens; the others are set to the number that a loss leaves out."""
+    """The targets, with all but `each` tokens of a row, from `at` on, set to `out`, which a loss ignores."""
     kept = torch.full_like(targets, out)
     kept[:, at : at + each] = targets[:, at : at + each]
     return kept
 
 
 def _is_mask(leaf) -> bool:
-    """Whether this is a tensor of zeros and ones, with both present."""
+    """Whether this is a tensor of two dimensions or more that has zeros and ones, both, and nothing else."""
     return isinstance(leaf, torch.Tensor) and leaf.dim() > 1 and leaf.unique().tolist() == [0, 1]
 
 
 def _refusal(e: Exception) -> str:
+    """'RuntimeError, train.py, line 3': the error's type, and the reader's last line in its traceback."""
     frames = traceback.extract_tb(e.__traceback__)
     lines = readers([Line(f.filename, f.lineno or 0, f.name) for f in frames])
     return ", ".join([type(e).__name__, *map(place, lines[-1:])])
