@@ -32,7 +32,7 @@ ALL = ["count", "verify", *PLANNING, *COMMANDS]
 
 
 def parser(only: str = "") -> Parser:
-    """The parser of all commands. only: the name of one command; its parser alone is made faster."""
+    """The parser of all commands; of the command `only` alone, which is made faster, if there is one."""
     prog = "three-axes" if Path(sys.argv[0]).stem == "three-axes" else "python -m three_axes"
     top = Parser(prog=prog, description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", prog=top.prog)

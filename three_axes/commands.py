@@ -21,9 +21,8 @@ from .terminal import Parser
 
 
 class Command(NamedTuple):
-    """function: 'module:name' of a function that takes the arguments and returns an exit status or None.
-    options: a function that adds the arguments. The docstring of the module, or of its package, is the
-    manual.
+    """A command. help: its line in the list of commands. function: 'module:name' of a function that takes the
+    arguments and returns an exit status or None. options: a function that adds the arguments to a parser.
     """
 
     help: str
@@ -32,7 +31,7 @@ class Command(NamedTuple):
 
     @property
     def manual(self) -> str:
-        """The docstring of the command's module, read without importing it; `help` if there is none."""
+        """The docstring of the command's module, or package, read without importing it; else `help`."""
         path = self.function.partition(":")[0].replace(".", "/")
         try:
             file = find(f"{path}.py")
@@ -88,7 +87,9 @@ COMMANDS = {
 
 @contextmanager
 def course_needed(by: str):
-    """If a package of the course is missing, name the command that needs it and how to install it."""
+    """In this block, an error for a missing package names the command that needs it, `by`, and how to install
+    it. Raises ModuleNotFoundError.
+    """
     try:
         yield
     except ModuleNotFoundError as e:

@@ -1,8 +1,8 @@
-"""All private names of CPython that this project uses, in one place: names of `multiprocessing`.
+"""All private names of CPython that this project uses, in one place. They are names of `multiprocessing`.
 
 CPython may change these at any time. Each entry says what breaks without it. All were found in Python 3.10 to
-3.14. `tests/test_structure.py` searches the other files for such names. (Only `lines.of_threads` calls
-`sys._current_frames`.)
+3.14. `tests/test_structure.py` searches the other files for private names. (`sys._current_frames`, which is
+documented, is used by `lines.of_threads` only.)
 """
 
 # mypy: disable-error-code="attr-defined, misc"
@@ -23,14 +23,16 @@ from multiprocessing.process import BaseProcess
 
 
 def fork_server() -> tuple[int | None, str | None]:
-    """(pid of the fork server, path of its socket); None if this process has started no server."""
+    """(pid of the fork server, path of its socket); (None, None) if this process has started no server."""
     from multiprocessing.forkserver import _forkserver
 
     return _forkserver._forkserver_pid, _forkserver._forkserver_address
 
 
 def forget_fork_server() -> None:
-    """Drop the fork server. If it runs, it ends with its last child."""
+    """Forget the fork server, so that the next process starts a new one. The old one ends with its last
+    child.
+    """
     from multiprocessing.forkserver import _forkserver
 
     if _forkserver._forkserver_alive_fd is not None:
@@ -73,13 +75,15 @@ def allow_children() -> None:
 
 
 def disown(process: BaseProcess) -> None:
-    """In a fork: forget a child of the parent process. Without it the fork would join it at its end."""
+    """Forget, in a forked process, a child of its parent. Without it the fork would join that child before it
+    ends.
+    """
     multiprocessing.process._children.discard(process)
 
 
 def resource_tracker_pid() -> int | None:
-    """The pid of the process that cleans up for `multiprocessing`. If the name is missing, that process
-    counts as the reader's, and no standstill is proven.
+    """The pid of the process that cleans up for `multiprocessing`; None if it does not run. If the name is
+    missing, that process counts as the reader's, and no standstill is proven.
     """
     return getattr(getattr(resource_tracker, "_resource_tracker", None), "_pid", None)
 
@@ -87,22 +91,22 @@ def resource_tracker_pid() -> int | None:
 # -- a Connection ------------------------------------------------------------------------------------------
 
 
-def whole_messages(came: bytearray) -> list[bytes]:
+def whole_messages(received: bytearray) -> list[bytes]:
     """Remove the whole messages from the bytes received through a Connection, and return them. A message is
     its length in 4 bytes (or −1 and the length in 8 bytes), then its content. `Connection.recv_bytes` would
     wait for the rest of a message.
     """
     messages, at = [], 0
-    while len(came) >= at + 4:
-        (size,), start = struct.unpack_from("!i", came, at), at + 4
+    while len(received) >= at + 4:
+        (size,), start = struct.unpack_from("!i", received, at), at + 4
         if size == -1:
-            if len(came) < start + 8:
+            if len(received) < start + 8:
                 break
-            (size,), start = struct.unpack_from("!Q", came, start), start + 8
-        if len(came) < start + size:
+            (size,), start = struct.unpack_from("!Q", received, start), start + 8
+        if len(received) < start + size:
             break
         at = start + size
-        with memoryview(came) as view:
+        with memoryview(received) as view:
             messages.append(view[start:at].tobytes())
-    del came[:at]
+    del received[:at]
     return messages

@@ -1,4 +1,4 @@
-"""Which GPUs there are, and which GPU each process takes.
+"""Finds which GPUs a process sees, and assigns one to each rank.
 
 NVIDIA's and AMD's GPUs are treated alike: PyTorch calls both `cuda`, and the library between them `nccl`.
 """
@@ -15,27 +15,26 @@ import torch.distributed as dist
 CPU = torch.device("cpu")
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # type of device -> argument of init_process_group
 # Environment of a process that uses NCCL. This project finds and reports failures itself, so NCCL's watchdog
-# must not end the process. PyTorch requires that where communicators are aborted by hand
-# (`_abort_process_group`). After an error the watchdog waits four times MILSEC, and the end of its group
-# waits for the watchdog.
+# must not end the process. PyTorch requires this setting if communicators are aborted by hand
+# (`_abort_process_group`). After an error the watchdog waits four times MILSEC, and the group ends only after
+# the watchdog.
 NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
 }
-# Further variables for ranks that share a GPU, before their first communicator; a value that the reader has
-# set is kept. Each rank takes channels of its own, so a rank may have few: with MAX_NCHANNELS=1 overlapping
-# collectives would starve. NVLS cannot be shared. NCCL 2.30.7 turns it off by itself only if the last two
-# ranks of a group share a GPU (init.cc, hasMultiRankNvml).
+# Further variables for ranks that share a GPU, set before their first communicator; a value that the reader
+# has set is kept. Each rank takes channels of its own, so a rank may have only a few; with MAX_NCHANNELS=1
+# collectives that overlap would block each other. NVLS cannot be shared. NCCL 2.30.7 turns it off by itself
+# only if the last two ranks of a group share a GPU (init.cc, hasMultiRankNvml).
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
 # Environment of a process that must see no GPU.
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 
 def gpus() -> int:
-    """The number of GPUs that this process may use with NCCL. Asks the driver, without touching a GPU.
-
-    0 also if PyTorch was built without CUDA or without NCCL.
+    """The number of GPUs that this process may use with NCCL; 0 if PyTorch was built without CUDA or without
+    NCCL. It asks the driver, and initialises no GPU.
     """
     return torch.cuda.device_count() if dist.is_nccl_available() else 0
 
@@ -56,19 +55,19 @@ def assign(visible: list[tuple[str, ...]]) -> list[int] | None:
         return None
     taken, users = [0] * len(visible), Counter[str]()
     for rank in sorted(range(len(visible)), key=lambda rank: len(visible[rank])):  # the fewest choices first
-        there = visible[rank]
-        taken[rank] = min(range(len(there)), key=lambda i: users[there[i]])
-        users[there[taken[rank]]] += 1
+        sees = visible[rank]
+        taken[rank] = min(range(len(sees)), key=lambda i: users[sees[i]])
+        users[sees[taken[rank]]] += 1
     return taken
 
 
 def in_use(visible: list[tuple[str, ...]], taken: list[int]) -> int:
-    """The number of GPUs that the ranks use together; fewer than there are ranks if some share one."""
-    return len({there[i] for there, i in zip(visible, taken, strict=True)})
+    """The number of GPUs that the ranks use together; less than the number of ranks if some share one."""
+    return len({sees[i] for sees, i in zip(visible, taken, strict=True)})
 
 
 def placed(ranks: int, gpus: int) -> str:
-    """A sentence on where ranks compute: '4 ranks share 1 GPU over NCCL; seconds mean nothing'."""
+    """A phrase on where ranks compute: '4 ranks share 1 GPU over NCCL; seconds mean nothing'."""
     those = f"{ranks} rank{'s' * (ranks > 1)}"
     if not gpus:
         return f"{those} on the CPU over gloo"

@@ -1,4 +1,4 @@
-"""The public names of a package. Its other modules and names may change at any time."""
+"""Makes the door of a package: its public names. Its other modules and names may change at any time."""
 
 from __future__ import annotations
 

@@ -88,9 +88,9 @@ def _is_flat(value: object) -> bool:
     """Whether lists and objects are nested at most DEEPEST levels deep."""
     level = [value]
     for _ in range(DEEPEST):
-        inside = [list(one.values()) if isinstance(one, dict) else one for one in level]
-        level = [part for one in inside if isinstance(one, list) for part in one]
-    return not any(isinstance(one, (dict, list)) for one in level)
+        inside = [list(value.values()) if isinstance(value, dict) else value for value in level]
+        level = [part for value in inside if isinstance(value, list) for part in value]
+    return not any(isinstance(value, (dict, list)) for value in level)
 
 
 class DataUnpickler(pickle.Unpickler):

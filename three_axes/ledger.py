@@ -22,9 +22,10 @@ def storages(tensors) -> dict[int, int]:
 
 
 class Ledger(TorchDispatchMode):
-    """While it is entered, it sees the tensors that operations make. It keeps counting them when it is left.
+    """Counts, in a `with` block, the tensors that operations make. After the block it still notices when they
+    are freed.
 
-    now: bytes of all living tensors. peak: the largest `now` since the start, or since a caller set it back.
+    now: bytes of all living tensors. peak: the largest `now` since the start, or since a caller reset it.
     A DTensor counts with the part that this rank holds, and a fake tensor as if it were real.
     """
 
@@ -48,7 +49,7 @@ class Ledger(TorchDispatchMode):
 
         def resize_(storage, size):  # with this, FSDP frees and allocates the memory of whole weights
             ledger._resize(storage, size)
-            ledger._see(storage)
+            ledger._count(storage)
             return storage
 
         self._propagate = pytorch_private.replace_shape_propagation(propagate)
@@ -62,33 +63,33 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(hasattr(t, "to_local") for t in types):  # a DTensor; importing its class would take a second
-            return NotImplemented  # let DTensor handle it: it calls this again with its local tensors
+            return NotImplemented  # DTensor then handles the operation, and calls this with its local tensors
         result = function(*args, **(kwargs or {}))
         if not self._off:
             for t in tree_iter(result):
                 if isinstance(t, torch.Tensor) and t.device.type != "meta":
-                    self._see(t.untyped_storage())
-            self.done(function, args, result)
+                    self._count(t.untyped_storage())
+            self.after_operation(function, args, result)
         return result
 
-    def done(self, function, args, result) -> None:
+    def after_operation(self, function, args, result) -> None:
         """Called after an operation, when its results are counted; subclasses override it."""
 
-    def changes(self, piece: int, size: int | None) -> None:
+    def before_change(self, piece: int, size: int | None) -> None:
         """Called before a piece of memory changes its size (None: it is freed); `pieces` has the old size."""
 
-    def _see(self, storage: torch.UntypedStorage) -> None:
+    def _count(self, storage: torch.UntypedStorage) -> None:
         piece, size = piece_of(storage), storage.nbytes()
         before = self.pieces.get(piece)
         if before == size:
             return
-        self.changes(piece, size)
+        self.before_change(piece, size)
         if before is None:
-            weakref.finalize(storage, self._gone, piece).atexit = False
+            weakref.finalize(storage, self._freed, piece).atexit = False
         self.pieces[piece] = size
         self.now += size - (before or 0)
         self.peak = max(self.peak, self.now)
 
-    def _gone(self, piece: int) -> None:
-        self.changes(piece, None)
+    def _freed(self, piece: int) -> None:
+        self.before_change(piece, None)
         self.now -= self.pieces.pop(piece)

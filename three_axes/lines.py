@@ -1,4 +1,4 @@
-"""Which lines of a traceback are the reader's own, and how to name them."""
+"""Finds which lines of a traceback are the reader's own, and names them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from .files import PACKAGE, ROOT
 
 T = TypeVar("T")
-STILL = 5.0  # seconds without a movement of any rank, after which it is said in which line each is
+STILL = 5.0  # seconds in which no rank begins or ends an operation; then each rank's line is printed
 
 
 class Line(NamedTuple):
@@ -50,7 +50,7 @@ _asking = threading.Lock()
 
 
 def of_threads(ask: Callable[[], dict[int, T]]) -> dict[int, T]:
-    """The result of `ask`, `sys._current_frames` or `sys._current_exceptions`, with garbage collection off.
+    """Call `ask`, which is `sys._current_frames` or `sys._current_exceptions`, with garbage collection off.
     Up to Python 3.11 the collector may run inside these functions, and if it then frees a `threading.local`,
     the process deadlocks (CPython's issue 106883).
     """

@@ -1,4 +1,4 @@
-"""NCCL, which sends tensors between GPUs: which library is loaded, and whether ranks can share a GPU with it.
+"""Finds which library of NCCL is loaded, and whether ranks can share a GPU with it.
 
 From NCCL 2.30 on several ranks may use one GPU (`NCCL_MULTI_RANK_GPU_ENABLE`, experimental; env.rst and
 init.cc of NCCL 2.30.7). PyTorch has 2.30.7 from 2.14 on. An older PyTorch also works with a newer library, if
@@ -28,9 +28,8 @@ _WRITTEN = re.compile(rb"NCCL version (\d+)\.(\d+)\.(\d+)\+cuda(\d+)")
 
 @cache
 def version() -> tuple[int, ...]:
-    """The version of the NCCL that this process has loaded: (2, 30, 7). () without NCCL, and for AMD's RCCL.
-
-    `torch.cuda.nccl.version()` is only the version that PyTorch was built with.
+    """The version of the NCCL that this process has loaded, such as (2, 30, 7). () without NCCL, and for
+    AMD's RCCL. (`torch.cuda.nccl.version()` returns the version with which PyTorch was built.)
     """
     if torch.version.hip or not dist.is_nccl_available():
         return ()
@@ -65,7 +64,7 @@ def newer() -> str | None:
 
 
 def _written_in(file: Path) -> tuple[int, ...]:
-    """The version of a library that is not loaded, and of its CUDA: (2, 30, 7, 12). (0,) for other files."""
+    """The version in a library's file, and that of its CUDA: (2, 30, 7, 12); (0,) if the file has none."""
     try:
         with file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
             written = _WRITTEN.search(data)
@@ -86,8 +85,8 @@ def why_not(ranks: int, gpus: int, launched: bool = False) -> str:
     reason = f"{those}, and can share one over NVIDIA's NCCL 2.30 or newer; {written(version())} is loaded."
     if not version():
         return reason
-    there = newer() or str(FOLDER / IN_A_FOLDER)
-    preload = f" Begin the command with LD_PRELOAD={there}" * launched
+    library = newer() or str(FOLDER / IN_A_FOLDER)
+    preload = f" Begin the command with LD_PRELOAD={library}" * launched
     if newer():
         return reason + preload
     command = f"pip install --target {FOLDER} nvidia-nccl-cu{_cuda()}"

@@ -17,17 +17,19 @@ from .sizing import SWITCHES, run_estimate, run_plan
 
 
 def _schedule(name: str) -> str:
-    """A schedule's name, in whatever case it is written."""
+    """The known schedule of this name, in upper or lower case; the name itself if there is none."""
     return next((known for known in SCHEDULES if known.lower() == name.lower()), name)
 
 
 def _names(option: argparse.Action, names: Iterable[str]) -> None:
-    """Names for the shell's completion, if other words, such as a file, are also allowed."""
+    """Give an option names for the shell's completion; other words, such as a file, remain allowed."""
     setattr(option, "completer", lambda **_: list(names))
 
 
 def _recompute(text: str) -> str:
-    """A recompute policy; full:5 recomputes five layers of each stage."""
+    """The text, if it is a recompute policy; full:5 recomputes five layers of each stage. Otherwise raises
+    ArgumentTypeError.
+    """
     name, colon, layers = text.partition(":")
     if name not in RECOMPUTE or colon and not (name == "full" and layers.isdecimal() and len(layers) < 6):
         raise argparse.ArgumentTypeError(

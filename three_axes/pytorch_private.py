@@ -51,8 +51,8 @@ def replace_start_of_cuda(new: Callable) -> None:
 
 
 def backward_under_way() -> int:
-    """The number of the backward that this thread runs, −1 if none. Without it DDP's waits are not
-    noticed.
+    """PyTorch's number of the backward that this thread runs; −1 if it runs none. Without it DDP's waits are
+    not noticed.
     """
     return getattr(torch._C, "_current_graph_task_id", lambda: -1)()
 
@@ -84,25 +84,25 @@ _get_backend = getattr(dist.ProcessGroup, GET_BACKEND, None)
 
 
 def missing() -> list[str]:
-    """Those of these names that this PyTorch does not have."""
-    there = {"torch._C.Future": Future, f"ProcessGroup.{GET_BACKEND}": _get_backend}
-    return [name for name, found in there.items() if found is None]
+    """The names that a proof of a hang needs and this PyTorch does not have."""
+    needed = {"torch._C.Future": Future, f"ProcessGroup.{GET_BACKEND}": _get_backend}
+    return [name for name, found in needed.items() if found is None]
 
 
 def backend(group: dist.ProcessGroup, device: torch.device | None = None) -> tuple[str, float]:
-    """(name of the backend that a group uses on this device, seconds after which its collectives fail).
-    The name is "" if it is not known; the seconds are infinite if no timeout is set. Without it a collective
-    that is about to fail by the group's own short timeout would be taken for a hang.
+    """(name of the backend that a group uses on this device, seconds after which its collectives fail); ("",
+    infinity) if they are not known. device: by default the group's first. Without it a collective that is
+    about to fail by the group's own short timeout would be taken for a hang.
     """
     if _get_backend is None:
         return "", math.inf
     devices = group._device_types
     kind = torch.device(device.type) if device else devices[0]
-    made = _get_backend(group, kind if kind in devices else devices[0])
-    made = getattr(made, "wrapped_pg", made)
-    options = getattr(made, "options", None)  # another vendor's backend may have none
+    its = _get_backend(group, kind if kind in devices else devices[0])
+    its = getattr(its, "wrapped_pg", its)
+    options = getattr(its, "options", None)  # another vendor's backend may have none
     limit = getattr(options, "_timeout", timedelta.max).total_seconds()
-    return made.name(), limit
+    return its.name(), limit
 
 
 # The module of the handler that a `DataLoader` sets for the end of its processes. Without it no hang is
@@ -169,8 +169,8 @@ def join_fake_ranks(size: int) -> None:
 
 @contextmanager
 def before_clipping(call: Callable) -> Iterator[None]:
-    """In this block, call(norm) before `torch.nn.utils` scales gradients. Without it `verify` compares
-    clipped gradients, and one wrong parameter makes all of them wrong.
+    """In this block, `call(norm)` is called before `torch.nn.utils` scales gradients. Without it `verify`
+    compares clipped gradients, and one wrong parameter makes all of them wrong.
     """
     module, before = torch.nn.utils.clip_grad, torch.nn.utils.clip_grad._clip_grads_with_norm_
 

@@ -1,4 +1,4 @@
-"""The planner's commands. Each returns (text, the same results for --json).
+"""The planner's commands. Each returns (text, the same results as a dict for --json).
 
 A module that only one command needs is imported inside it, so that each command starts quickly.
 """
@@ -39,16 +39,16 @@ def job_of(args) -> Job:
     """The job that the arguments describe. Raises ValueError with a sentence for arguments that
     make no sense.
     """
-    changed = {name: value for one in args.switches for name, value in SWITCHES[one].items()}
-    plain = find_framework(args.framework)
-    if "compiled" in args.switches and plain.runs.fused:
-        raise ValueError(f"{plain.name}'s layers are fused already: leave compiled out of --with")
+    changed = {name: value for switch in args.switches for name, value in SWITCHES[switch].items()}
+    unchanged = find_framework(args.framework)
+    if "compiled" in args.switches and unchanged.runs.fused:
+        raise ValueError(f"{unchanged.name}'s layers are fused already: leave compiled out of --with")
     if args.command == "plan":
-        piped = [zero for zero in args.zero or () if zero in plain.offers.zeros_in_pipeline]
+        piped = [zero for zero in args.zero or () if zero in unchanged.offers.zeros_in_pipeline]
         asked = {"schedules": args.schedule, "recomputes": args.recompute, "zeros": args.zero}
         changed |= {name: tuple(values) for name, values in asked.items() if values}
         changed |= {"zeros_in_pipeline": tuple(piped)} if args.zero else {}
-    framework = plain.but(**changed)
+    framework = unchanged.but(**changed)
     model, cluster = find_model(args.model), find_cluster(args.cluster)
     four_bit = "4-bit" in args.switches
     if args.lora is None and four_bit:
@@ -80,7 +80,7 @@ def _batch(args) -> int:
 
 
 def _number(text: str, thousand: int = 1000) -> float:
-    """'4M' -> 4e6."""
+    """'4M' -> 4e6. Raises ValueError for a text that is no such number."""
     powers = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4}
     digits = text.rstrip("kKmMbBgGtT")
     try:
@@ -120,14 +120,14 @@ def _fields(layout: Layout) -> dict:
     return {**layout.axes._asdict(), **{name: getattr(layout, name) for name in names}}
 
 
-def _estimated(made: Estimate) -> dict:
+def _estimated(result: Estimate) -> dict:
     names = ("time", "step_seconds", "memory", "memory_bytes", "stage", "fits", "tight", "mfu")
-    figures = {name: getattr(made, name) for name in names}
+    figures = {name: getattr(result, name) for name in names}
     return {
-        "layout": _fields(made.layout),
+        "layout": _fields(result.layout),
         **figures,
-        "sure": made.sure._asdict(),
-        "warnings": made.warnings(),
+        "sure": result.sure._asdict(),
+        "warnings": result.warnings(),
     }
 
 
@@ -141,12 +141,12 @@ def run_plan(args) -> tuple[str, dict]:
         from .plan.measured import of_your_source
 
         job, measured = of_your_source(job, args.measured, **only)
-    made = plan(job, gpus=args.gpus, measured=measured, **only)
-    best, flips = made.estimate(), made.flips()
+    result = plan(job, gpus=args.gpus, measured=measured, **only)
+    best, flips = result.estimate(), result.flips()
     priced: dict[str, Any] = {}
-    out = [repr(made.table()), "", f"best: {best.layout}", best.summary(), best.interval()]
-    out += [f"layouts less than {made.sure.apart:.0%} apart are a tie", *best.warnings()]
-    out += filter(None, (made.alone(), best.switches()))
+    out = [repr(result.table()), "", f"best: {best.layout}", best.summary(), best.interval()]
+    out += [f"layouts less than {result.sure.apart:.0%} apart are a tie", *best.warnings()]
+    out += filter(None, (result.alone(), best.switches()))
     if tokens:
         from .plan.interruptions import interruptions, what_it_stops
         from .plan.meeting import Proposal, cheapest
@@ -155,44 +155,44 @@ def run_plan(args) -> tuple[str, dict]:
         derived = {"every": stopped.every, "goodput": stopped.goodput}
         priced = {"gpu_hours": best.gpu_hours(tokens), "interruptions": asdict(stopped) | derived}
         out += [
-            Proposal(best, made).cost(tokens),
-            cheapest(made, tokens),
+            Proposal(best, result).cost(tokens),
+            cheapest(result, tokens),
             f"what a lost GPU stops: {what_it_stops(best)}",
         ]
     if args.why:
-        out += ["", f"{args.why}: {made.why(**args.why._asdict())}"]
+        out += ["", f"{args.why}: {result.why(**args.why._asdict())}"]
     if flips:
         out += ["", "what would change the winner:"]
         out += [f"  {what} × {factor:g}: {row.layout}" for what, factor, row in flips]
     if args.flags:
         from .plan.flags import flags
 
-        words = flags(args.flags, made.job, best.layout)
+        words = flags(args.flags, result.job, best.layout)
         out += ["", f"in the words of {args.flags}:", *words.split("\n")]
     if args.report:
         from .plan.page import page
 
-        _write(Path(args.report), page(made, tokens))
+        _write(Path(args.report), page(result, tokens))
         out += ["", f"the page for the meeting: {plain(args.report)}"]
-    refused = f"; {len(made.impossible)} sizes cannot be, and --json has the reason of each"
-    out += ["", f"--why 4,8,2 says why not DP 4, TP 8, PP 2{refused * bool(made.impossible)}."]
+    refused = f"; {len(result.impossible)} sizes cannot be, and --json has the reason of each"
+    out += ["", f"--why 4,8,2 says why not DP 4, TP 8, PP 2{refused * bool(result.impossible)}."]
     return "\n".join(out), {
-        "inputs": _inputs(made.job) | {"gpus": made.gpus},
-        "layouts": made.looked_at,
-        "fit": len(made.ranked),
-        "tight": len(made.tight),
+        "inputs": _inputs(result.job) | {"gpus": result.gpus},
+        "layouts": result.looked_at,
+        "fit": len(result.ranked),
+        "tight": len(result.tight),
         "ranked": [
             {
                 "layout": _fields(r.layout),
                 "step_seconds": r.seconds,
-                "tie": made.ties(r),
+                "tie": result.ties(r),
                 "memory_bytes": r.memory,
             }
-            for r in made.by_axes
+            for r in result.by_axes
         ],
         "best": _estimated(best) | priced,
         "flips": [{"change": w, "factor": f, "winner": _fields(row.layout)} for w, f, row in flips],
-        "refused": [{**axes._asdict(), "reason": reason} for axes, reason in made.impossible.items()],
+        "refused": [{**axes._asdict(), "reason": reason} for axes, reason in result.impossible.items()],
     }
 
 
@@ -204,8 +204,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def layout_of(args, job: Job) -> Layout:
-    """The layout that the arguments name. By default dp is the number of GPUs / (tp · pp · cp). Raises
-    ValueError if the sizes do not multiply to the number of GPUs.
+    """The layout that the arguments name. By default dp is the number of GPUs / (tp · pp · cp), rounded down;
+    then it raises ValueError for a tp, pp or cp below 1. `Job.check` compares the sizes with the number of
+    GPUs.
     """
     chosen = {name: getattr(args, name) for name in (*Axes._fields, *CHOSEN)}
     if chosen["dp"] is None:
@@ -232,13 +233,13 @@ def run_estimate(args) -> tuple[str, dict]:
         from .plan.measured import of_this_layout
 
         job, beside = of_this_layout(job, layout, args.measured)
-    made = estimate(job, layout)
-    by_stage, bytes_ = _sent(made)
-    more = {"memory_by_stage": made.stages, "bubble": made.time["bubble"] / made.step_seconds}
-    tables = [repr(made.by_stage())] * (made.layout.pp > 1) + [repr(by_stage)]
-    text = "\n".join([made.text(args.explain, tables), *([str(beside)] if beside else [])])
+    result = estimate(job, layout)
+    by_stage, bytes_ = _sent(result)
+    more = {"memory_by_stage": result.stages, "bubble": result.time["bubble"] / result.step_seconds}
+    tables = [repr(result.by_stage())] * (result.layout.pp > 1) + [repr(by_stage)]
+    text = "\n".join([result.text(args.explain, tables), *([str(beside)] if beside else [])])
     more |= {"bytes": bytes_, "measured": beside and beside._asdict()}
-    return text, {"inputs": _inputs(job), **_estimated(made), **more}
+    return text, {"inputs": _inputs(job), **_estimated(result), **more}
 
 
 def _sent(e: Estimate) -> tuple[Table, dict]:
@@ -258,7 +259,7 @@ def _sent(e: Estimate) -> tuple[Table, dict]:
 
 
 def _bubble(args) -> tuple[str, dict]:
-    """One schedule by theory: a forward takes 1 unit of time, a whole backward 2."""
+    """The bubble of a schedule in which a forward takes 1 unit of time and a whole backward 2."""
     from .paper.simulation import paper
 
     takes = ("pp", "microbatches", "schedule", "interleave", "json")
@@ -280,12 +281,12 @@ def _bubble(args) -> tuple[str, dict]:
             " draw up; take fewer microbatches"
         )
     schedule = SCHEDULES[args.schedule].make(args.pp, args.microbatches, chunks)
-    share = schedule.v  # a chunk is a fraction of a rank's layers
-    line = paper(schedule)
-    held = [line.in_flight(r) for r in range(args.pp)]
+    share = schedule.v  # a chunk is 1/v of a rank's layers
+    timeline = paper(schedule)
+    held = [timeline.in_flight(r) for r in range(args.pp)]
     text = (
-        f"{schedule.name}, p = {args.pp}, m = {args.microbatches}: {line.makespan:g} units (forward 1,"
-        f" backward 2), {line.bubble:.2%} of wall time idle\nheld at once, by rank: {held}"
+        f"{schedule.name}, p = {args.pp}, m = {args.microbatches}: {timeline.makespan:g} units (forward 1,"
+        f" backward 2), {timeline.bubble:.2%} of wall time idle\nheld at once, by rank: {held}"
         + (f", each 1/{share} of a rank's layers" if share > 1 else "")
     )
-    return text, {"makespan": line.makespan, "bubble": line.bubble, "in_flight": held}
+    return text, {"makespan": timeline.makespan, "bubble": timeline.bubble, "in_flight": held}

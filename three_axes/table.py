@@ -75,12 +75,12 @@ class Table:
         from html import escape
 
         def row(cells, tag, style=""):
-            made = (
+            html = (
                 f'<{tag} style="text-align:{"left" if left else "right;white-space:nowrap"};padding:.15em'
                 f' .9em">{escape(c)}</{tag}>'
                 for left, c in zip(self._left, cells)
             )
-            return f'<tr style="{style}">{"".join(made)}</tr>'
+            return f'<tr style="{style}">{"".join(html)}</tr>'
 
         body = "".join(row(r, "td") for r in self.rows)
         if self.total:
@@ -93,8 +93,8 @@ class Table:
 
 
 def ranks(members: list[int], of: int | None = None) -> str:
-    """'rank 2', 'ranks 0–3', 'ranks 0, 2 and 3', 'ranks 0–2 and 4–7'; with `of`, 'all 4 ranks' if all are in
-    `members`.
+    """'rank 2', 'ranks 0–3', 'ranks 0, 2 and 3', 'ranks 0–2 and 4–7'. of: the number of all ranks; if
+    `members` has so many, 'all 4 ranks' or 'both ranks'.
     """
     members = sorted(members)
     if of is not None and len(members) == of > 1:

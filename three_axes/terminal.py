@@ -46,7 +46,7 @@ def fold(text: str, most: int | None = None) -> str:
 
 
 def put(text: str) -> int:
-    """Print the text. Returns the exit status of a command that ends after it."""
+    """Print the text. Returns an exit status: 1 if it cannot be printed, otherwise 0."""
     try:
         print(text)
         sys.stdout.flush()
@@ -66,7 +66,7 @@ def _folded(line: str, width: int | None) -> str:
 
 
 class Manual(argparse.RawDescriptionHelpFormatter):
-    """Prints a module's docstring under --help: paragraphs are filled anew, indented lines are kept."""
+    """Prints a module's docstring under --help. It fills paragraphs anew and keeps indented lines."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         filled = []
@@ -80,8 +80,8 @@ class Manual(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """On an error, prints a sentence, and the name of --help. Completes words in a shell if argcomplete is
-    installed.
+    """A parser that prints a sentence on an error, and points to --help. It completes words in a shell if
+    argcomplete is installed.
     """
 
     def __init__(self, **kwargs):

@@ -32,14 +32,14 @@ class Budget(Ledger):
         self.allocator: CachingAllocator | None = None
         self.levels: list[tuple[float, int]] = []
 
-    def changes(self, piece: int, size: int | None) -> None:
+    def before_change(self, piece: int, size: int | None) -> None:
         """With an allocator: give a new piece of memory a block, and free the block of a freed piece."""
         if self.allocator and size is None:
             self.allocator.give(piece)
         elif self.allocator and piece not in self.pieces:
             self.allocator.take(piece, size)
 
-    def done(self, function, args, result) -> None:
+    def after_operation(self, function, args, result) -> None:
         """Record the level, in bytes, if it has changed. Raises torch.OutOfMemoryError above the limit."""
         if self.now > self.limit:
             raise torch.OutOfMemoryError(self._report(function))

@@ -1,5 +1,5 @@
-"""The real model on fake ranks: PyTorch's own FSDP2 and tensor parallelism, run as one rank of many, without
-their memory.
+"""Runs a real model as one rank of many, under PyTorch's own FSDP2 and tensor parallelism, without the other
+ranks and without the memory.
 
 `trace(find_model("llama-3-70b"), Layout(dp=8, tp=8, zero=3), seq_len=8192)` builds all 80 layers, splits them
 with `parallelize_module` and `fully_shard` as a training script would, and runs one forward and backward.
@@ -7,8 +7,8 @@ Tensors are fake: they have a shape and a type, but no numbers. The process grou
 all 64 ranks exist, and every collective ends at once. PyTorch's code is real, so its requests can be counted:
 each collective, and each tensor that is made and freed.
 
-It runs in a process of its own, since a process can have one default group only, and no more than one rank is
-needed: under FSDP and tensor parallelism all ranks do the same.
+A trace runs in a process of its own, since a process can have only one default group. One rank is enough,
+because all ranks do the same under FSDP and tensor parallelism.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from ..table import Table, human
 
 @dataclass
 class Trace:
-    """What one of `layout.ranks` ranks requested in a step. memory: bytes by use, at the peak."""
+    """What one of `layout.ranks` ranks requested in a step. params: of the model; in a pipeline, of the first
+    stage. memory: use -> bytes, at the peak.
+    """
 
     model: ModelShape
     layout: Layout
@@ -80,16 +82,17 @@ class Trace:
 def trace(
     model: ModelShape, layout: Layout, *, seq_len: int, plan: str = "Megatron's", gradient_bytes: int = 4
 ) -> Trace:
-    """One step with one microbatch of `model` under FSDP (zero 3) over dp and tensor parallelism over tp.
+    """Trace a step with one microbatch of `model` under FSDP (zero 3) over dp and tensor parallelism over tp.
 
-    With pp above 1 the first stage is traced, with pp + 1 microbatches by 1F1B: activations are sent to the
-    next stage, and gradients come back. Each weight is gathered once and each gradient reduced once, as
-    torchtitan does in a pipeline.
+    With pp above 1 the first stage is traced, with pp + 1 microbatches by 1F1B: it sends activations to the
+    next stage, and receives gradients from it. Each weight is gathered once and each gradient reduced once,
+    as torchtitan does in a pipeline.
 
     plan: "Megatron's" communicates once at each end of a pair of matrices, and splits vocabulary and loss;
     "usual" is the plan of PyTorch's tutorials, for each matrix by itself, with embedding and head whole.
     gradient_bytes: of a number in a gradient that is sent, 4 as in torchtitan, or 2. Raises ValueError for
-    what cannot be traced: stages in chunks, ZeRO below 3, sizes that do not divide, and PyTorch before 2.11.
+    what cannot be traced, such as stages in chunks, ZeRO below 3, sizes that do not divide, and PyTorch
+    before 2.11; RuntimeError if the process of the trace fails.
     """
     if tuple(map(int, version("torch").split(".")[:2])) < (2, 11):
         raise ValueError(
@@ -149,7 +152,7 @@ def answer() -> None:
 
 
 def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradient_bytes: int = 4) -> Trace:
-    """What `trace` does, unchecked and in this process, which must have no process group."""
+    """Run the trace without checks, in this process, which must have no process group."""
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -190,13 +193,13 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
         fully_shard(part, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=False if piped else None)
     with FakeTensorMode(allow_non_fake_inputs=True), Recording(axis_of) as watch:
         net.to_empty(device="cpu")
-        watch.kind_of(net.parameters(), "weights")
+        watch.set_kind(net.parameters(), "weights")
         optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
         for p in net.parameters():
             p.grad = torch.zeros_like(p)
         optimizer.step()
-        watch.kind_of((p.grad for p in net.parameters()), "gradients")
-        watch.kind_of((s for state in optimizer.state.values() for s in state.values()), "optimizer")
+        watch.set_kind((p.grad for p in net.parameters()), "gradients")
+        watch.set_kind((s for state in optimizer.state.values() for s in state.values()), "optimizer")
         watch.start()
         tokens = torch.zeros(layout.microbatch, seq_len, dtype=torch.long)
         split_loss = layout.tp > 1 and plan != "usual"
@@ -207,13 +210,13 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
                 scores = net(tokens)
                 F.cross_entropy(scores.flatten(0, 1).float(), tokens.flatten()).backward()
     dist.destroy_process_group()
-    seen = watch.calls(), watch.memory()
-    return Trace(model, layout, seq_len, params, *seen, time.perf_counter() - start, _most_resident())
+    recorded = watch.calls(), watch.memory()
+    return Trace(model, layout, seq_len, params, *recorded, time.perf_counter() - start, _most_resident())
 
 
 def _first_stage(net, tokens, pp: int, following: int, group) -> None:
-    """1F1B on a first stage; `following` is the next stage's rank. Before each backward FSDP gets the same
-    calls as from `torch.distributed.pipelining`.
+    """Run the first stage's operations of 1F1B. following: the next stage's rank. Before each backward FSDP
+    gets the same calls as from `torch.distributed.pipelining`.
     """
     import torch
     import torch.distributed as dist
@@ -236,7 +239,7 @@ def _first_stage(net, tokens, pp: int, following: int, group) -> None:
 
 
 def _most_resident() -> int:
-    """The largest memory of this process in bytes. On Linux ru_maxrss may be the parent's, inherited."""
+    """The largest memory of this process in bytes. On Linux ru_maxrss may be inherited from the parent."""
     try:
         with open("/proc/self/status") as f:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM:"))

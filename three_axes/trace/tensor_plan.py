@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 
 
 def usual_plan(block: nn.Module, sp: bool = False) -> dict[str, ParallelStyle]:
-    """Each matrix by itself: columns, then rows. sp: see `merged_plan`, which contains this plan."""
+    """The plan for each matrix by itself: columns, then rows. `merged_plan` contains it. sp: as there."""
     columns = ["attention.q", "attention.k", "attention.v", "mlp.up"]
     if getattr(block.mlp, "gate", None) is not None:
         columns.append("mlp.gate")
@@ -26,9 +26,9 @@ def usual_plan(block: nn.Module, sp: bool = False) -> dict[str, ParallelStyle]:
 
 
 def merged_plan(block: nn.Module, sp: bool) -> dict[str, ParallelStyle]:
-    """Megatron's pairs: each is entered once, so the gradient of its input is summed once (see drop 06).
+    """The plan for Megatron's pairs of matrices: the gradient of a pair's input is summed once (see drop 06).
 
-    sp: sequence parallelism. Between the pairs each rank holds its tokens only, (b, s/t, h), norms included.
+    sp: sequence parallelism. Between the pairs, norms included, each rank holds only its tokens, (b, s/t, h).
     """
     enter = PrepareModuleInput(
         input_layouts=Shard(1) if sp else Replicate(),

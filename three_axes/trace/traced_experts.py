@@ -1,9 +1,8 @@
 """Layers of experts and latent attention for `trace`, made of PyTorch's own parts: its all-to-all with a
 backward, its grouped product, FSDP2 over dp and, for experts, over edp.
 
-A router cannot route fake tensors, so every expert gets the same number of rows. PyTorch's fake tensors also
-cannot be counted (`bincount` depends on numbers), so the sizes of an even router are given. DTensor has no
-plan for a grouped product under tensor parallelism, so tp is 1.
+Fake tensors have no numbers, by which a router could choose experts or count their rows. So every expert gets
+the same number of rows. DTensor has no plan for a grouped product under tensor parallelism, so tp is 1.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .traced_model import FeedForward, RMSNorm, Transformer
 
 
 class TracedExperts(nn.Module):
-    """E/ep of E, each with three matrices: a product for all of them in one kernel."""
+    """This rank's E/ep experts of E, with three matrices each. One kernel multiplies for all of them."""
 
     def __init__(self, hidden: int, e: shapes.Experts, ep: int):
         super().__init__()
@@ -43,7 +42,7 @@ class TracedExperts(nn.Module):
 
 
 class Routed(nn.Module):
-    """A router, experts on the ranks of a group, and shared ones beside them."""
+    """A router, experts on the ranks of a group, and experts that every token passes (shared experts)."""
 
     def __init__(self, shape: ModelShape, e: shapes.Experts, group: ProcessGroup):
         super().__init__()
@@ -52,7 +51,7 @@ class Routed(nn.Module):
         self.shared = FeedForward(replace(shape, experts=None, ffn=e.shared)) if e.shared else None
 
     def forward(self, x):
-        """(b, s, h) -> the same. Rows go to their experts' ranks and back, by an all-to-all each way."""
+        """(b, s, h) -> the same. All-to-alls send rows to their experts' ranks, and back."""
         tokens = x.flatten(0, 1)
         weight, choice = self.router(tokens).softmax(-1).topk(self.k)
         order = choice.flatten().argsort(stable=True)
@@ -65,7 +64,7 @@ class Routed(nn.Module):
 
 
 class Latent(nn.Module):
-    """Multi-head latent attention (DeepSeek-V2, section 2.1); of the attention itself the shapes only."""
+    """Multi-head latent attention (DeepSeek-V2, section 2.1). Its attention has only the right shapes."""
 
     def __init__(self, shape: ModelShape, at: shapes.Latent):
         super().__init__()
@@ -87,14 +86,14 @@ class Latent(nn.Module):
             .unflatten(-1, (self.heads, -1))
             .split([self.at.nope, self.at.values], dim=-1)
         )
-        # Every input has a part in the result, as in an attention.
-        seen = q.unflatten(-1, (self.heads, -1)).sum(-1) + k.sum(-1) + rope.sum(-1, keepdim=True)
-        return self.out((v * seen.unsqueeze(-1)).flatten(-2))
+        # The result depends on every input, as an attention's does.
+        scores = q.unflatten(-1, (self.heads, -1)).sum(-1) + k.sum(-1) + rope.sum(-1, keepdim=True)
+        return self.out((v * scores.unsqueeze(-1)).flatten(-2))
 
 
 def with_experts(net: Transformer, shape: ModelShape, group: ProcessGroup) -> None:
     """Give a transformer its experts, spread over a group, and its latent attention, in place."""
-    if e := shape.experts:  # in all layers behind the dense ones, or in the last of each so many
+    if e := shape.experts:  # in all layers after the dense ones, or in evenly spaced ones of these
         many, behind = shape.kinds[-1][1], shape.layers - e.dense_layers
         for k in range(1, many + 1):
             net.layers[e.dense_layers + k * behind // many - 1].mlp = Routed(shape, e, group)
@@ -104,7 +103,7 @@ def with_experts(net: Transformer, shape: ModelShape, group: ProcessGroup) -> No
 
 
 def shard_experts(net: Transformer, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-    """FSDP2 for experts over their own replicas, before it is wrapped around the layers."""
+    """Apply FSDP2 to the experts, over their own replicas. To be called before FSDP2 is applied to layers."""
     for layer in net.layers:
         if isinstance(layer.mlp, Routed):
             fully_shard(layer.mlp.experts, mesh=mesh, mp_policy=policy)

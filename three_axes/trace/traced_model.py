@@ -1,4 +1,4 @@
-"""A plain PyTorch transformer of any `ModelShape`, and how DTensor splits it: what `trace` runs."""
+"""The model that `trace` runs: a plain PyTorch transformer of any `ModelShape`, and its split by DTensor."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ from .tensor_plan import merged_plan, usual_plan
 
 
 class Fused(torch.autograd.Function):
-    """The shapes of a fused attention: it keeps q, k, v, y and a float32 a token and head, never the scores.
+    """Has the shapes of a fused attention, which keeps q, k, v, y and a float32 for each token and head,
+    never the scores.
 
-    PyTorch's own on a CPU, the only device that fake tensors need not have, falls back to storing the scores
-    when queries are grouped.
+    A trace runs on the CPU, so that it needs no GPU. There PyTorch's own attention stores the scores if
+    queries are grouped.
     """
 
     @staticmethod
     def forward(ctx, q, k, v):
-        """q, k, v: (b, heads, s, head size), of k and v perhaps fewer heads. Returns the shape of q."""
+        """q, k, v: (b, heads, s, head size); k and v may have fewer heads. Returns a tensor of q's shape."""
         y = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         ctx.save_for_backward(q, k, v, y, q.new_empty(q.shape[:-1], dtype=torch.float32))
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        """Tensors in the shapes of q, k and v."""
+        """Tensors of the shapes of q, k and v."""
         q, k, v, *_ = ctx.saved_tensors
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
 class FusedNorm(torch.autograd.Function):
-    """The shapes of RMSNorm in one kernel, which keeps its input; PyTorch's on a CPU keeps float32 copies."""
+    """Has the shapes of RMSNorm in one kernel, which keeps its input. PyTorch's on a CPU keeps float32
+    copies.
+    """
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -52,13 +55,13 @@ class FusedNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        """Gradients in the shapes of x and of the weight."""
+        """Gradients of the shapes of x and of the weight."""
         x, weight = ctx.saved_tensors
         return dy * weight, (dy * x).sum((0, 1))
 
 
 class RMSNorm(nn.RMSNorm):
-    """nn.RMSNorm by `FusedNorm`."""
+    """nn.RMSNorm, computed by `FusedNorm`."""
 
     def forward(self, x):
         """(b, s, h) -> the same."""
@@ -82,20 +85,20 @@ class TracedAttention(nn.Module):
 
     def forward(self, x, turn):
         """x: (b, s, h). turn: cosines and sines of rotary positions, each (s, head size / 2), or None."""
-        q, k, v = (one(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for one in (self.q, self.k, self.v))
+        q, k, v = (m(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for m in (self.q, self.k, self.v))
         if turn is not None:
             q, k = _rotate(q, *turn), _rotate(k, *turn)
         return self.out(Fused.apply(q, k, v).transpose(1, 2).flatten(2))
 
 
 def _rotate(x, cos, sin):
-    """Rotary positions: each pair of a head's numbers, turned by an angle that grows with the place."""
+    """Turn each pair of a head's numbers by an angle that grows with the position (rotary positions)."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
 class FeedForward(nn.Module):
-    """Two matrices around a GELU, or three where one gates (SwiGLU)."""
+    """Two matrices around a GELU, or three, one of which gates (SwiGLU)."""
 
     def __init__(self, shape: ModelShape):
         super().__init__()
@@ -120,9 +123,9 @@ class _Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """shape.params parameters, to the last one. recompute: keep each layer's input only, and run it again in
-    backward. first: so many layers and the embedding, as the first stage of a pipeline has them; all of the
-    model where nothing is said.
+    """A transformer with exactly `shape.params` parameters, if `first` is None. recompute: whether to keep
+    only each layer's input, and run the layer again in backward. first: have only the embedding and so many
+    layers, as the first stage of a pipeline.
     """
 
     def __init__(self, shape: ModelShape, recompute: bool = False, first: int | None = None):
@@ -138,7 +141,7 @@ class Transformer(nn.Module):
         self.half_head, self.recompute = shape.head_dim // 2, recompute
 
     def forward(self, tokens):
-        """Tokens (b, s) -> scores (b, s, V), or of a first stage (b, s, h)."""
+        """Tokens (b, s) -> scores (b, s, V); on a first stage -> activations (b, s, h)."""
         x, turn = self.token(tokens), None
         if self.position is not None:
             x = x + self.position(torch.arange(tokens.shape[1]))
@@ -164,10 +167,10 @@ def parallelize(net: Transformer, mesh: DeviceMesh, sp: bool, plan: str) -> None
     }
     if sp:
         ends["norm"] = SequenceParallel()
-        # (s, h): my tokens' positions.
+        # The positions of this rank's tokens, of (s, h).
         ends["position"] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
     tied = net.head is not None and net.head.weight is net.token.weight
     here = {name: style for name, style in ends.items() if getattr(net, name) is not None}
     parallelize_module(net, mesh, here)
-    if tied and net.head is not None:  # each got a matrix of its own; both are split by rows, so one will do
+    if tied and net.head is not None:  # the split made two matrices; both are cut by rows, so one serves both
         net.head.weight = net.token.weight

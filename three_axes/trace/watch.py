@@ -1,5 +1,5 @@
-"""For `trace`: sees every tensor that is made or freed, and every collective, through PyTorch's
-dispatcher.
+"""Records for `trace`, through PyTorch's dispatcher, every tensor that is made or freed, and every
+collective.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from .. import pytorch_private
 from ..ledger import Ledger, storages
 from ..plan.traffic import Calls
 
-OPERATORS = {  # operator -> (collective, argument with the whole tensor, or None: the result is)
+# Operator -> (collective, index of the argument with the whole tensor; None if the result has it).
+OPERATORS = {
     "c10d::allreduce_": ("all_reduce", 0),
     "c10d::_allgather_base_": ("all_gather", 0),
     "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
@@ -23,9 +24,9 @@ OPERATORS = {  # operator -> (collective, argument with the whole tensor, or Non
 
 
 class Recording(Ledger):
-    """From `start()` on, counts collectives by (name, axis), and keeps what was living at the peak.
-
-    axis_of: a process group's name -> the axis it belongs to.
+    """From `start()` on, counts collectives by (name, axis), and keeps the sizes of the tensors that were
+    living at the peak. axis_of: a process group's name -> its axis; a collective of another group counts to
+    'all'.
     """
 
     def __init__(self, axis_of: dict[str, str]):
@@ -33,19 +34,19 @@ class Recording(Ledger):
         self.axis_of = axis_of
         self.counted: dict[tuple[str, str], Calls] = {}
         self._kinds: dict[int, str] = {}
-        self._at_peak: tuple[int, dict[int, int]] = 0, {}  # the peak, and what lived then
+        self._at_peak: tuple[int, dict[int, int]] = 0, {}  # the peak, and `pieces` at that moment
 
     def start(self) -> None:
-        """Count from here on; the peak starts at the memory that is living now."""
+        """Begin to count; the peak begins at the bytes of the tensors that live now."""
         self.counted.clear()
         self.peak, self._at_peak = self.now, (0, {})
 
-    def changes(self, piece: int, size: int | None) -> None:
-        """Copy what is living when memory begins to fall from the peak."""
+    def before_change(self, piece: int, size: int | None) -> None:
+        """Copy `pieces` when memory begins to fall from the peak."""
         if self.now == self.peak and (size or 0) < self.pieces.get(piece, 0):
             self._at_peak = self.peak, dict(self.pieces)
 
-    def done(self, function, args, result) -> None:
+    def after_operation(self, function, args, result) -> None:
         """Count the operation, if it is one of `OPERATORS`."""
         name, whole = OPERATORS.get(function.name().split(".")[0], (None, None))
         if name is None:
@@ -59,16 +60,16 @@ class Recording(Ledger):
         call.calls += 1
         call.payload += sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
 
-    def kind_of(self, tensors, kind: str) -> None:
-        """Set the kind of some tensors. The rest of what is living at the peak is 'activations'."""
+    def set_kind(self, tensors, kind: str) -> None:
+        """Set the kind of some tensors. Those without a kind count as 'activations'."""
         self._kinds |= dict.fromkeys(storages(tensors), kind)
 
     def calls(self) -> list[Calls]:
-        """One for each (name, axis), sorted by these."""
+        """The counts, one `Calls` for each (name, axis), sorted by these."""
         return [self.counted[key] for key in sorted(self.counted)]
 
     def memory(self) -> dict[str, float]:
-        """Bytes at the peak, by use."""
+        """Kind of tensor -> bytes at the peak."""
         peak, pieces = self._at_peak
         sums: dict[str, float] = {}
         for piece, size in (pieces if peak == self.peak else self.pieces).items():
