@@ -95,8 +95,9 @@ class Course:
         """'07 · Microbatches filling the pipeline'"""
         return self.books[path].cells[0].source.splitlines()[0].removeprefix("# ")
 
-    def link(self, here: Path, there: Path, text: str) -> str:
-        return f"[{text}]({os.path.relpath(there, here.parent).replace(os.sep, '/')})"
+    def link(self, path: Path, other: Path, text: str) -> str:
+        """A link from the notebook `path` to another one."""
+        return f"[{text}]({os.path.relpath(other, path.parent).replace(os.sep, '/')})"
 
     def place(self, path: Path) -> str:
         """The line with this notebook's place, and links to the previous and the next one."""
@@ -111,9 +112,11 @@ class Course:
         return " · ".join(parts)
 
     def listing(self, path: Path) -> str:
+        """The folded list of all drops with their minutes, with links from this notebook."""
+
         def entry(n: int) -> str:
-            there = self.paths[f"{n:02d}"]
-            return f"{self.link(path, there, drop_number(there))} {minutes(self.books[there])[0]}"
+            other = self.paths[f"{n:02d}"]
+            return f"{self.link(path, other, drop_number(other))} {minutes(self.books[other])[0]}"
 
         rows = [f"- {phase}: {', '.join(map(entry, drops))}" for phase, drops in PHASES.items()]
         head = "<details><summary>The fourteen drops and their minutes</summary>"
@@ -125,11 +128,11 @@ class Course:
         plain = LINK.sub(lambda link: words if DROP.fullmatch(words := link[1] or link[4]) else link[0], text)
 
         def link(drop: re.Match, html: bool) -> str:
-            there = self.paths.get(drop[1])
-            if there in (None, path):
+            other = self.paths.get(drop[1])
+            if other in (None, path):
                 return drop[0]
-            made = self.link(path, there, drop[0])
-            return LINK.sub(r'<a href="\2">\1</a>', made) if html else made
+            markdown = self.link(path, other, drop[0])
+            return LINK.sub(r'<a href="\2">\1</a>', markdown) if html else markdown
 
         lines = plain.split("\n")
         for i, line in enumerate(lines):
@@ -140,10 +143,10 @@ class Course:
 
     def frame(self, path: Path, notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         """Write minutes, place, links and closing cell into a notebook. A second run changes nothing."""
-        told = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
-        first, last = told[0], next(cell for cell in told if "**Next.**" in cell.source)
+        texts = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
+        first, last = texts[0], next(cell for cell in texts if "**Next.**" in cell.source)
         practise, later = minutes(notebook)
-        for cell in told:
+        for cell in texts:
             cell.source = self._linked(path, re.sub(r"\n\n\Z", "", PLACE.sub("", cell.source)))
         place = self.place(path)
         last.source = f"{last.source.rstrip()}\n\n{place}"
@@ -159,7 +162,7 @@ class Course:
                 if above:
                     titled = rf"\1 · {exercise.level}, {exercise.minutes} minutes"
                     above.source, above = PRACTICE.sub(titled, above.source), None
-        today = next(cell for cell in told if PRACTICE.search(cell.source))
+        today = next(cell for cell in texts if PRACTICE.search(cell.source))
         anchor = ANCHOR.format(
             drop_number(path)
         )  # with the drop's number, because several notebooks may be open in one page

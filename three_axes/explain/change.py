@@ -11,18 +11,14 @@ from .report import Explained
 
 @dataclass
 class Change:
-    """Two recordings. Times are means over the ranks, in seconds of a step; of the whole recording if it
-    marks no steps.
-    """
+    """Two recordings. Times are means over the ranks: seconds of a step, or of all if no steps are marked."""
 
     before: Explained
     after: Explained
 
     def parts(self) -> dict[str, tuple[float, float]]:
         """Part -> (seconds of a step before, after); the largest change is first, 'together' is last."""
-        names = {
-            part for recording in (self.before, self.after) for s in recording.splits for part in s.parts
-        }
+        names = {part for s in (*self.before.splits, *self.after.splits) for part in s.parts}
         both = {name: (_mean(self.before, name), _mean(self.after, name)) for name in names}
         ranked = sorted(both.items(), key=lambda part: -abs(part[1][1] - part[1][0]))
         return dict(ranked) | {"together": (_mean(self.before), _mean(self.after))}
@@ -33,7 +29,7 @@ class Change:
             for name, (was, now) in self.parts().items()
             if was or now
         ]
-        marked = all(s.steps for recording in (self.before, self.after) for s in recording.splits)
+        marked = all(s.steps for s in (*self.before.splits, *self.after.splits))
         what = "a step" if marked else "what was recorded"
         return repr(Table([what, "before", "after", "change"], rows, total, title=f"what changed in {what}"))
 

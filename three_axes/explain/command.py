@@ -15,9 +15,7 @@ from .report import Explained
 
 
 def run(args: Namespace) -> int:
-    """Print the report on some traces, or on what changed between two folders of traces. Returns the exit
-    status. Raises Unreadable for files that are no traces.
-    """
+    """Print a report; of two folders, what changed. Raises Unreadable for files that are no traces."""
     if len(args.traces) == 2 and all(map(os.path.isdir, args.traces)):
         report: Change | Explained = Change(*(explain(files_of(folder)) for folder in args.traces))
     else:

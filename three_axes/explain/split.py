@@ -52,17 +52,17 @@ def without(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def length(a: np.ndarray) -> float:
-    """The sum of spans (start, end) that do not overlap, in their unit."""
+    """The total length of intervals (start, end) that do not overlap, in their unit."""
     return float((a[:, 1] - a[:, 0]).sum())
 
 
 OPTIMIZER = "Optimizer.step#"
 # The host's annotated steps count as the GPU's if this share of the GPU's busy time lies in them.
 WITHIN = 0.99
-INSIDE = "Memcpy DtoD", "Memset"
+INSIDE = "Memcpy DtoD", "Memset"  # copies within the device
 LEAST = 0.01  # of the recording: unrecognised kernels of one name that take less count as computation
 LONG = 1000  # microseconds of a call; a shorter call is a launch or a query
-BRIEF = 20  # microseconds between two kernels
+BRIEF = 20  # microseconds; a shorter gap between two kernels is the start of a kernel
 UNSAID = "idle, cause not known"
 STEP, LOADER = "ProfilerStep#", "enumerate(DataLoader)"
 WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "gloo:", "DistributedData")
@@ -82,7 +82,7 @@ class Split:
     it ran. calls: the host's call -> how long the GPU waited during it, for long calls. brief: idle time in
     gaps that are no longer than a launch takes. devices: the GPUs that it ran on, by its own numbers. host:
     its machine, if known. graphs: True if CUDA graphs were launched. pageable: False if there are copies
-    between host and device, and all use pinned memory. trains: False if no backward was recorded.
+    between host and device, and all use pinned memory. trains: as in `reading.Trace`.
     """
 
     rank: int
@@ -159,14 +159,14 @@ def _of_gpu(trace: Trace, rank: int) -> Split:
     )
     spans = np.array([(e.start, e.end) for e in kernels]).reshape(-1, 2)
     parts = union(spans[~by_optimizer]), union(spans[by_optimizer]), union(host), union(inside)
-    made, idle = _parts(trace, rank, True, sent, *parts, marks, unsure)
-    made.unrecognised = strangers
-    made.devices, made.host = trace.devices, trace.host
-    made.graphs = any("GraphLaunch" in call.name for call in trace.launches.values())
-    _idle(made, trace, idle)
+    result, idle = _parts(trace, rank, True, sent, *parts, marks, unsure)
+    result.unrecognised = strangers
+    result.devices, result.host = trace.devices, trace.host
+    result.graphs = any("GraphLaunch" in call.name for call in trace.launches.values())
+    _idle(result, trace, idle)
     of_host = [e.name for e in copies if not _is_inside(e.name)]
-    made.pageable = not of_host or not all("Pinned" in name for name in of_host)
-    return made
+    result.pageable = not of_host or not all("Pinned" in name for name in of_host)
+    return result
 
 
 def _is_inside(name: str) -> bool:
@@ -182,7 +182,7 @@ def _unrecognised(kernels: list[Event], whole: np.ndarray) -> dict[str, float]:
             name = function_of(e.name)
             took[name] = took.get(name, 0.0) + (e.end - e.start) / 1e6
     lasts = (whole[:, 1].max() - whole[:, 0].min()) / 1e6
-    ranked = sorted(took.items(), key=lambda one: -one[1])
+    ranked = sorted(took.items(), key=lambda item: -item[1])
     return {name: seconds for name, seconds in ranked if seconds >= LEAST * lasts > 0}
 
 
@@ -199,9 +199,9 @@ def _of_cpu(trace: Trace, rank: int) -> Split:
     ops = [e for e in cpu if not e.name.startswith(WRAPPERS) and not e.name.endswith("Backward0")]
     computing, stepping = union([(e.start, e.end) for e in ops]), _noted(trace, OPTIMIZER)
     parts = without(computing, stepping), both(computing, stepping), union([]), union([])
-    made, idle = _parts(trace, rank, False, sent, *parts, steps, union([]))
-    made.parts |= _waiting(trace, idle)
-    return made
+    result, idle = _parts(trace, rank, False, sent, *parts, steps, union([]))
+    result.parts |= _waiting(trace, idle)
+    return result
 
 
 def _parts(trace: Trace, rank: int, on_gpu: bool, sent, computing, optimizer, copies, inside, also, unsure):
@@ -223,14 +223,14 @@ def _parts(trace: Trace, rank: int, on_gpu: bool, sent, computing, optimizer, co
     if len(inside):
         parts["copies on the device"] = length(without(inside, union(np.concatenate([busy, copies]))))
     steps = len({note.name for note in trace.notes if note.name.startswith(STEP)})
-    made = Split(rank, trace.file, on_gpu, length(whole) / 1e6, steps, collectives=sent)
-    made.communication = length(communicating) / 1e6
-    made.hidden = length(both(communicating, computed)) / max(1e-9, length(communicating))
-    made.unsure = length(both(communicating, busy)) / max(1e-9, length(communicating)) - made.hidden
+    result = Split(rank, trace.file, on_gpu, length(whole) / 1e6, steps, collectives=sent)
+    result.communication = length(communicating) / 1e6
+    result.hidden = length(both(communicating, computed)) / max(1e-9, length(communicating))
+    result.unsure = length(both(communicating, busy)) / max(1e-9, length(communicating)) - result.hidden
     busy = union(np.concatenate([busy, copies, inside]))
-    made.alone = _alone(sent, busy, lambda c: c.kind)
-    made.exposed = _alone(sent, busy, lambda c: (c.op, c.axis))
-    made.size, made.strange, made.trains = trace.size, trace.strange, trace.trains
+    result.alone = _alone(sent, busy, lambda c: c.kind)
+    result.exposed = _alone(sent, busy, lambda c: (c.op, c.axis))
+    result.size, result.strange, result.trains = trace.size, trace.strange, trace.trains
     bubble = 0.0
     for axis in sorted({c.axis for c in sent}):
         mine = [c for c in sent if c.axis == axis]
@@ -240,8 +240,8 @@ def _parts(trace: Trace, rank: int, on_gpu: bool, sent, computing, optimizer, co
         bubble += length(waiting)
         parts[f"exposed {axis}"] = length(alone) - length(waiting)
         busy = union(np.concatenate([busy, alone]))
-    made.parts = {part: us / 1e6 for part, us in parts.items()} | {"bubble": bubble / 1e6}
-    return made, without(whole, busy)
+    result.parts = {part: us / 1e6 for part, us in parts.items()} | {"bubble": bubble / 1e6}
+    return result, without(whole, busy)
 
 
 def _alone(sent: list[Collective], busy: np.ndarray, kind: Callable[[Collective], tuple]) -> dict:
@@ -252,11 +252,11 @@ def _alone(sent: list[Collective], busy: np.ndarray, kind: Callable[[Collective]
     for c in sent:
         kinds.setdefault(kind(c), []).append(c)
     alone = {}
-    for one, alike in kinds.items():
+    for key, alike in kinds.items():
         spans = without(union([(c.start, c.end) for c in alike]), busy)
         piped = [c for c in sent if c.axis == alike[0].axis and c.op in PIPELINE]
         waiting = union(_beyond_the_fastest(piped)) if alike[0].op in PIPELINE else union([])
-        alone[one] = length(without(spans, waiting)) / 1e6
+        alone[key] = length(without(spans, waiting)) / 1e6
     return alone
 
 
@@ -271,7 +271,7 @@ def _beyond_the_fastest(sent: list[Collective]) -> list[tuple[float, float]]:
     return [(c.start, c.end - fastest[c.op, c.payload]) for c in sent]
 
 
-def _idle(made: Split, trace: Trace, gaps: np.ndarray) -> None:
+def _idle(result: Split, trace: Trace, gaps: np.ndarray) -> None:
     """Find for each idle gap of the GPU what it waited for. If the next kernel was launched after the gap
     began, the GPU waited for the host; the same holds for a gap after the last kernel. If it was launched
     before, the GPU waited for something on the device, which is not in the trace. Without a recorded launch,
@@ -290,17 +290,17 @@ def _idle(made: Split, trace: Trace, gaps: np.ndarray) -> None:
             unsaid.append(gap)
         else:
             late.append((None, gap))
-    in_calls = _in_calls(made, trace, late)
-    made.parts |= _waiting(trace, without(union([gap for _, gap in late]), in_calls))
+    in_calls = _in_calls(result, trace, late)
+    result.parts |= _waiting(trace, without(union([gap for _, gap in late]), in_calls))
     if len(in_calls):
-        made.parts["waiting for CUDA"] = length(in_calls) / 1e6
-    made.parts["idle"] = length(union(queued)) / 1e6
-    made.brief = sum(end - start for start, end in queued if end - start <= BRIEF) / 1e6
+        result.parts["waiting for CUDA"] = length(in_calls) / 1e6
+    result.parts["idle"] = length(union(queued)) / 1e6
+    result.brief = sum(end - start for start, end in queued if end - start <= BRIEF) / 1e6
     if unsaid:
-        made.parts[UNSAID] = length(union(unsaid)) / 1e6
+        result.parts[UNSAID] = length(union(unsaid)) / 1e6
 
 
-def _in_calls(made: Split, trace: Trace, late: list[tuple[object, np.ndarray]]) -> np.ndarray:
+def _in_calls(result: Split, trace: Trace, late: list[tuple[object, np.ndarray]]) -> np.ndarray:
     """The intervals in which the host's thread was in a long call of CUDA, and not in the loader."""
     loading, found = _noted(trace, LOADER), []
     by_thread: dict[object, list[np.ndarray]] = {}
@@ -311,7 +311,7 @@ def _in_calls(made: Split, trace: Trace, late: list[tuple[object, np.ndarray]]) 
             inside = both(np.array([[call.start, call.end]]), np.array(by_thread[call.thread]))
             inside = without(inside, loading)
             if len(inside):
-                made.calls[call.name] = made.calls.get(call.name, 0.0) + length(inside) / 1e6
+                result.calls[call.name] = result.calls.get(call.name, 0.0) + length(inside) / 1e6
                 found.append(inside)
     return union(np.concatenate(found)) if found else union([])
 

@@ -41,9 +41,9 @@ class Between:
 
     def kind(self, name: str, rank: int) -> Hashable:
         """A key that is equal on ranks that hold copies of a tensor, as far as the tensor and its module
-        show. A tensor of ones or zeros is equal everywhere, even as a shard (a bias that is cut with its
-        matrix). Its key therefore contains the module's other parameters. The key of a tensor that has
-        "expert" in its name contains the rank's position in each all-to-all.
+        show. A tensor of ones or zeros is equal everywhere, even as a shard (a bias cut with its matrix), so
+        its key has the module's other parameters. The key of a tensor with "expert" in its name has the
+        rank's position in each all-to-all.
         """
         marks = self._first[rank]
         module, mine = name.rpartition(".")[0], marks[name]
@@ -65,10 +65,9 @@ class Between:
         return sum(what(a, name) == what(b, name) for name in both) / max(1, len(both))
 
     def stages_apart(self, name: str, a: int, b: int) -> bool:
-        """Whether two ranks are different stages of a pipeline on which equal tensors are no copies. They are
-        none if another parameter of the tensor's module differs. They are none if all common parameters are
-        equal: the stages hold different layers, but were seeded alike. False if the tensor's gradients are
-        summed over both ranks.
+        """Whether equal tensors on two stages of a pipeline are no copies: another parameter of the module
+        differs, or all common ones are equal (other layers that were seeded alike). False on the same stage,
+        and if the tensor's gradients are summed over both ranks.
         """
         if self._stage[a] == self._stage[b] or any({a, b} <= set(g) for g in self.summed.get(name, ())):
             return False
@@ -82,9 +81,9 @@ class Between:
 
     def constants_are_copies(self, name: str, a: int, b: int) -> bool:
         """Whether a parameter whose numbers are all equal is a copy, on two ranks with the same `kind` of it.
-        It is one on replicas, and beside another parameter of its module, which then is a copy. It also is
-        one if it is as long as the model's width, which is not cut, and a collective sends activations
-        between the two ranks. Without `heard`, the latter is assumed.
+        It is one on replicas, and beside another parameter of its module. It also is one if it is as long as
+        the model's width, which is not cut, and collectives send activations between the ranks (without
+        `heard`, this is assumed).
         """
         if self._first[a][name].copies:  # a DTensor; `kind` has compared its shards
             return True
@@ -102,8 +101,8 @@ class Between:
         return any(a in g and b in g for g in self._inside)
 
     def data_parallel(self, a: int, b: int) -> bool:
-        """Whether two ranks hold the same stage, FSDP, DDP or the script sums gradients over both, and they
-        send no activations to each other. If the script sums them, the ranks must be replicas.
+        """Whether two ranks should see different data. They hold the same stage; FSDP, DDP or, for replicas,
+        the script sums gradients over both; and they send each other no activations.
         """
         with_both = lambda groups: any(a in g and b in g for g in groups)
         if with_both(self._inside) or with_both(self._swaps):
@@ -126,9 +125,7 @@ def _width(marks: Iterable[Mark]) -> int:
 
 
 def classes(ranks: Iterable[int], alike: Callable[[int, int], bool]) -> list[list[int]]:
-    """The classes of ranks. Two ranks are in one class if alike(a, b) connects them, directly or through
-    other ranks.
-    """
+    """Groups of ranks. Two ranks are in one group if they are alike, or connected by ranks that are alike."""
     ranks = list(ranks)
     class_of = {rank: [rank] for rank in ranks}
     for a, b in itertools.combinations(ranks, 2):

@@ -61,9 +61,10 @@ class Comparison:
         self._shares: tuple[str, ...] = ()  # the axes over which losses are summed, not averaged
         self.verdict = Verdict(layout, exact=self._eps == DOUBLE, least=self._allowed(0))
 
-    def made(self) -> Verdict:
-        """The verdict. The comparison stops after the first step that differs. In that step clipping, the
-        update and buffers are compared only if loss and gradients are equal. Dropouts are always compared.
+    def run(self) -> Verdict:
+        """Compare all steps, and return the verdict. The comparison stops after the first step that differs.
+        In that step clipping, the update and buffers are compared only if loss and gradients are equal.
+        Dropouts are always compared.
         """
         if not self.verdict.add(by_cause(0, "weights", self._weights()), "weights"):
             any(self._step(number) for number in range(len(self.twin.steps)))
@@ -147,7 +148,7 @@ class Comparison:
         holds = {name: next((n for n in own if torch.equal(own[n], whole[name])), "") for name in other}
         cause = Cause("other weights", text="not those of build(None), though others are")
         if all(holds.values()):
-            phrase = "; ".join(f"{name} holds the twin's {there}" for name, there in list(holds.items())[:2])
+            phrase = "; ".join(f"{name} holds the twin's {held}" for name, held in list(holds.items())[:2])
             cause = Cause("swapped", text=f"other tensors of the twin: {phrase}{'; …' * (len(holds) > 2)}")
         return {name: (apart(whole[name], own[name]), cause) for name in other}
 
@@ -313,8 +314,9 @@ class Comparison:
         if of_tokens and (cause := of_rows(got, wanted, of_tokens, allowed, tokens.each, "token")):
             return cause, ""
         unmasked = self.twin.parts("unmasked") if parts else rows
-        there = list(map(part, unmasked.gradients))
-        return parts and there and of_masks(got, parts, there, allowed, rows.each) or None, unmasked.refused
+        without_mask = list(map(part, unmasked.gradients))
+        tried = parts and without_mask
+        return tried and of_masks(got, parts, without_mask, allowed, rows.each) or None, unmasked.refused
 
     def _of_strangers(self, name: str) -> Cause | None:
         """A cause if a gradient equals that of another parameter on another rank: it was reduced over ranks
@@ -322,14 +324,14 @@ class Comparison:
         """
         family = {name, *self.twin.aliases.get(name, ())}
         for rank, mine in self._seen.items():
-            for there, theirs in self._seen.items():
+            for on, theirs in self._seen.items():
                 for other, gradient in (
-                    theirs.gradients.items() if there != rank and name in mine.gradients else ()
+                    theirs.gradients.items() if on != rank and name in mine.gradients else ()
                 ):
-                    places = self.places.of[name][rank], self.places.of[other][there]
+                    places = self.places.of[name][rank], self.places.of[other][on]
                     copies = other in family and torch.equal(*places)
                     if not copies and torch.equal(gradient.flatten(), mine.gradients[name].flatten()):
-                        axes = self.mesh.between(rank, there)
+                        axes = self.mesh.between(rank, on)
                         text = f"reduced over {along(axes)}, whose ranks hold other parameters"
                         return Cause("strangers", axes, text)
         return None

@@ -1,6 +1,5 @@
-"""Records what a rank does beside its tensors: over which groups its gradients are summed, the inputs of its
-models, and the random states from which the models draw. From the groups follows which ranks must hold equal
-copies.
+"""Records over which groups a rank's gradients are summed, the inputs of its models, and the random states
+from which these draw. The groups show which ranks must hold equal copies.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ class Heard(Listener):
         if tensor is None or len(members) < 2 or not tensor.is_floating_point():
             return
         if call.op in ("send", "recv"):
-            # A model that sends in its forward, as ring attention does, is no stage that passes activations
-            # on.
+            # A send inside a forward, such as ring attention's, is not one from stage to stage.
             pairs = self._inside if self._depth or self._in_backward else self._messages
             pairs.add(tuple(sorted((members[call.me], members[call.root or 0]))))
         elif call.op == "all_to_all":

@@ -70,42 +70,42 @@ def verify(
     layouts = [layouts] if isinstance(layouts, str) else layouts
     if not layouts or steps < 1:
         raise ValueError(f"{len(layouts)} layouts and {steps} steps: give 1 or more of both")
-    boxes = {layout: _mesh_of(layout, dist.get_world_size()) for layout in layouts}
+    grids = {layout: _mesh_of(layout, dist.get_world_size()) for layout in layouts}
     with _default(dtype):
         batch = pytorch_private.tree_map(lambda leaf: _placed(leaf, device, dtype), batch)
         twins = _Twins(build, step, batch, steps) if rank == 0 else None
         zeroes = _from_rank_0(twins and not twins.step_zeroes(), dist.group.WORLD)
         verdicts = []
-        for layout, box in boxes.items():
-            mine, group = _on_this_rank(build, step, batch, box, steps, names, device, zeroes)
+        for layout, grid in grids.items():
+            mine, group = _on_this_rank(build, step, batch, grid, steps, names, device, zeroes)
             if group is None:
                 continue
             outputs, mine[0].outputs = mine[0].outputs, {}  # they are large, and seldom needed
             ranks = _gathered(mine, group)
-            comparison = _comparison(layout, box, twins, ranks, splits or {}) if twins and ranks else None
+            comparison = _comparison(layout, grid, twins, ranks, splits or {}) if twins and ranks else None
             if _from_rank_0(comparison and comparison.wants_outputs(), group):
                 all_outputs = _gathered(outputs, group)
                 for seen, its in zip(ranks or [], all_outputs or []):
                     seen[0].outputs = its
             if comparison:
-                verdicts.append(comparison.made())
+                verdicts.append(comparison.run())
     return _from_rank_0(Report(verdicts), dist.group.WORLD)
 
 
 def _on_this_rank(
-    build, step, batch, box: Mesh, steps: int, names, device, zeroes: bool
+    build, step, batch, grid: Mesh, steps: int, names, device, zeroes: bool
 ) -> tuple[list[Seen], object]:
     """(this rank's recorded steps, the group of the mesh). On a rank outside the mesh, which only helps to
     create the groups: ([], None).
     """
-    sizes = tuple(box.sizes.values())
+    sizes = tuple(grid.sizes.values())
     with interposer.aside():
-        ranks = torch.arange(len(box.ranks)).view(sizes)
-        mesh = DeviceMesh(device.type, ranks, mesh_dim_names=tuple(box.sizes))
-        group = _group_of(mesh, box)
-    if (rank := dist.get_rank()) not in box.ranks:
+        ranks = torch.arange(len(grid.ranks)).view(sizes)
+        mesh = DeviceMesh(device.type, ranks, mesh_dim_names=tuple(grid.sizes))
+        group = _group_of(mesh, grid)
+    if (rank := dist.get_rank()) not in grid.ranks:
         return [], None
-    named = (lambda name: names(name, box.at(rank))) if names else lambda name: name
+    named = (lambda name: names(name, grid.at(rank))) if names else lambda name: name
     watched = Watched(build(mesh), named, zeroes)
     places = watched.places()
     share = lambda model: step(model, batch, mesh)
@@ -122,15 +122,15 @@ def _on_this_rank(
     return mine, group
 
 
-def _group_of(mesh: DeviceMesh, box: Mesh):
-    """A group of all ranks of the box. Uses an existing group if there is one, because groups cost threads
+def _group_of(mesh: DeviceMesh, grid: Mesh):
+    """A group of all ranks of the grid. Uses an existing group if there is one, because groups cost threads
     and cannot be ended.
     """
-    if len(box.ranks) == dist.get_world_size():
+    if len(grid.ranks) == dist.get_world_size():
         return dist.group.WORLD
     if mesh.ndim > 1:
-        return dist.new_group(list(box.ranks))
-    return mesh.get_group() if dist.get_rank() in box.ranks else None
+        return dist.new_group(list(grid.ranks))
+    return mesh.get_group() if dist.get_rank() in grid.ranks else None
 
 
 def _gathered(mine, group) -> list | None:
@@ -149,11 +149,13 @@ def _from_rank_0(value, group):
     return values[0]
 
 
-def _comparison(layout: str, box: Mesh, twins: _Twins, seen: list[list[Seen]], splits) -> Comparison:
+def _comparison(layout: str, grid: Mesh, twins: _Twins, seen: list[list[Seen]], splits) -> Comparison:
     """Put the ranks' weights together and run the twin from them. seen: for each rank, its recorded steps."""
     ranks = dict(enumerate(seen))
     held = {rank: steps[0].before for rank, steps in ranks.items()}
-    places = Places(box, held, {rank: steps[0].places for rank, steps in ranks.items()}, twins.shapes, splits)
+    places = Places(
+        grid, held, {rank: steps[0].places for rank, steps in ranks.items()}, twins.shapes, splits
+    )
     whole = {}
     for name in twins.shapes:
         parts = {rank: tensors[name] for rank, tensors in held.items() if name in tensors}
@@ -161,7 +163,7 @@ def _comparison(layout: str, box: Mesh, twins: _Twins, seen: list[list[Seen]], s
             raise ValueError(f"{layout}: the ranks' parts of {name} are not the whole of it; give splits=")
         whole[name] = together
     twin = twins.of(whole, max(steps[0].eps for steps in seen))
-    return Comparison(layout, box, twin, ranks, places)
+    return Comparison(layout, grid, twin, ranks, places)
 
 
 class _Twins:
@@ -300,12 +302,12 @@ class _Twins:
                 [cut(leaf, at) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
                 for at in range(0, n, each)
             ]
-            made = self._gradients(
+            rows = self._gradients(
                 weights, [pytorch_private.tree_unflatten(some, structure) for some in lists], each
             )
-            if not made.refused:
-                return made
-            refused = refused or made.refused
+            if not rows.refused:
+                return rows
+            refused = refused or rows.refused
         return Rows([], refused=refused)
 
     def _gradients(self, weights: Tensors, batches: Sequence, each: int) -> Rows:
