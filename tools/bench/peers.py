@@ -284,7 +284,7 @@ def in_words(result: dict, with_message: bool) -> str:
 
 
 SPEEDS = {  # measurement -> its name in the table, its key in the result, factor and format of the unit
-    "cold": ("cold: from starting Python to the first all-reduce", "all", 1, "{:.1f} s"),
+    "cold": ("cold: from starting Python to its end, with one all-reduce", "all", 1, "{:.1f} s"),
     "first": ("warm: to the first all-reduce of new ranks", "seconds", 1, "{:.2f} s"),
     "call": ("a further call", "seconds", 1e3, "{:.1f} ms"),
 }
