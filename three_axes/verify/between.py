@@ -28,9 +28,9 @@ class Between:
                 self.summed.setdefault(name, set()).add(tuple(ranks))
         self._compared = [  # the parameters by which models are compared
             {
-                name: one
-                for name, one in marks.items()
-                if one.part == PARAMETER and not one.constant and not name.startswith(FLAT)
+                name: mark
+                for name, mark in marks.items()
+                if mark.part == PARAMETER and not mark.constant and not name.startswith(FLAT)
             }
             for marks in first
         ]
@@ -48,7 +48,7 @@ class Between:
         marks = self._first[rank]
         module, mine = name.rpartition(".")[0], marks[name]
         beside = (
-            one.digest for other, one in self._compared[rank].items() if other.rpartition(".")[0] == module
+            mark.digest for other, mark in self._compared[rank].items() if other.rpartition(".")[0] == module
         )
         place = tuple(at for _, at in self._heard[rank]["swaps"]) if self._heard and "expert" in name else ()
         return mine.digest, mine.copies, tuple(beside) if mine.constant else (), place
@@ -116,10 +116,10 @@ def _width(marks: Iterable[Mark]) -> int:
     """The size that occurs in most matrices; 0 if there is none."""
     sizes: Counter[int] = Counter()
     number = 0
-    for one in marks:
-        if len(one.shape) > 1:
+    for mark in marks:
+        if len(mark.shape) > 1:
             number += 1
-            sizes.update(set(one.shape))
+            sizes.update(set(mark.shape))
     size, times = sizes.most_common(1)[0] if sizes else (0, 0)
     return size if 2 * times > number else 0
 

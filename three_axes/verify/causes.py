@@ -336,7 +336,11 @@ def of_norms(
             sum(total[r] for r in group) - (len(group) - 1) * (wanted**2 - squares)
             for group in mesh.groups(axes, sorted(got))
         ]
-        if squares and len(set(total.values())) > 1 and all(near(one, wanted**2) for one in sums):
+        if (
+            squares
+            and len(set(total.values())) > 1
+            and all(near(total_of_squares, wanted**2) for total_of_squares in sums)
+        ):
             text = f"the squares of what {along(axes)} holds in parts were never summed over it"
             return Cause("norm of a part", axes, text)
     if cause := _counted_often(got, wanted, mesh, max(tolerance, 1e-7), squares_of, in_parts):

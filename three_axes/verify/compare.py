@@ -55,8 +55,8 @@ class Comparison:
         self.mesh, self.twin, self.ranks, self.places = mesh, twin, ranks, places
         self._eps = max(steps[0].eps for steps in (twin.steps, *ranks.values()))
         self._usual = [
-            _usual([apart(other.gradients[name], g) for name, g in one.gradients.items()] or [0.0])
-            for one, other in zip(twin.steps, twin.again)
+            _usual([apart(other.gradients[name], g) for name, g in twins.gradients.items()] or [0.0])
+            for twins, other in zip(twin.steps, twin.again)
         ]
         self._shares: tuple[str, ...] = ()  # the axes over which losses are summed, not averaged
         self.verdict = Verdict(layout, exact=self._eps == DOUBLE, least=self._allowed(0))
@@ -108,7 +108,7 @@ class Comparison:
             )
         if loss or gradients:
             return True
-        norms = {rank: one.norm for rank, one in self._seen.items() if one.norm is not None}
+        norms = {rank: seen.norm for rank, seen in self._seen.items() if seen.norm is not None}
         if norms and self._twin.norm and add("clip", self._clip(norms, self._twin.norm)):
             return True
         stepped = any(not torch.equal(w, self._twin.before[name]) for name, w in self._twin.after.items())
@@ -153,7 +153,7 @@ class Comparison:
         return {name: (apart(whole[name], own[name]), cause) for name in other}
 
     def _loss(self) -> Wrong:
-        losses = [one.loss for one in self._seen.values() if one.loss is not None]
+        losses = [seen.loss for seen in self._seen.values() if seen.loss is not None]
         self._shares = ()
         if (twins := self._twin.loss) is None or not losses:
             return {}
@@ -186,15 +186,15 @@ class Comparison:
         ((far, cause),) = loss.values()
         if cause.kind != "loss":
             return loss
-        rows = [one for _, one in gradients.values() if one.kind in OF_ROWS]
-        refused = next((one.text for _, one in gradients.values() if REFUSED in one.text), "")
+        rows = [cause for _, cause in gradients.values() if cause.kind in OF_ROWS]
+        refused = next((cause.text for _, cause in gradients.values() if REFUSED in cause.text), "")
         if not rows and refused:
             rows = [replace(cause, text=f"{cause.text}; {refused[refused.index(REFUSED) :]}")]
         return {"": (far, rows[0])} if rows else loss
 
     def _summed_over(self, off: Callable[[float], float], allowed: float) -> tuple[str, ...]:
         """The axes over which the ranks' unequal losses sum to the twin's loss; () if there are none."""
-        losses = {rank: one.loss for rank, one in self._seen.items() if one.loss is not None}
+        losses = {rank: seen.loss for rank, seen in self._seen.items() if seen.loss is not None}
         for axes in self.mesh.sets_of_axes():
             groups = self.mesh.groups(axes, sorted(losses))
             differ = any(len({losses[rank] for rank in group}) > 1 for group in groups)
@@ -209,13 +209,15 @@ class Comparison:
         """
         wrong: list[tuple[str, Cause]] = []
         for name, whole in self._twin.outputs.items():
-            got = {rank: one.outputs[name] for rank, one in self._seen.items() if name in one.outputs}
+            got = {rank: seen.outputs[name] for rank, seen in self._seen.items() if name in seen.outputs}
             if not got:
                 continue
             if cause := of_output(got, whole, self.mesh, max(SMALL, self._allowed(self._number))):
                 wrong.append((name, cause))
             else:
-                stays = lambda one: one[1].kind != "output not summed" and not one[0].startswith(f"{name}.")
+                stays = lambda output: (
+                    output[1].kind != "output not summed" and not output[0].startswith(f"{name}.")
+                )
                 wrong = list(filter(stays, wrong))
         return next(iter(wrong), None)
 
@@ -252,9 +254,9 @@ class Comparison:
         for name, whole in self._twin.gradients.items():
             allowed = self._allowed(self._number, apart(self._again.gradients[name], whole, least))
             parts = self._parts(whole, name, lambda seen: seen.gradients, max(allowed, 1e-7))
-            parts.got = {rank: one / scale.get(rank, 1.0) for rank, one in parts.got.items()}
+            parts.got = {rank: part / scale.get(rank, 1.0) for rank, part in parts.got.items()}
             if whole.norm() > least:
-                fits = {rank: factor(one, parts.wanted[rank]) for rank, one in parts.got.items()}
+                fits = {rank: factor(part, parts.wanted[rank]) for rank, part in parts.got.items()}
                 factors[name] = {rank: c for rank, (c, rest) in fits.items() if rest <= parts.tolerance}
             missing = {rank: rank not in parts.got for rank in self.places.of[name]}
             if any(missing.values()) and whole.norm() > least:
@@ -302,7 +304,9 @@ class Comparison:
         """(a cause in the weights of the batch's rows or tokens, or in its mask; the reason if rows could not
         be tried).
         """
-        rank = next(rank for rank, one in self._seen.items() if any(name in one.gradients for name in names))
+        rank = next(
+            rank for rank, seen in self._seen.items() if any(name in seen.gradients for name in names)
+        )
         mine = [name for name in names if name in self._seen[rank].gradients]
         part = lambda whole: torch.cat([whole[name].flatten()[self.places.of[name][rank]] for name in mine])
         got = torch.cat([self._seen[rank].gradients[name].flatten() for name in mine])
@@ -363,8 +367,8 @@ class Comparison:
                 continue
             before = self._twin.before[name].double()
             seen = gradient.abs() > max(VISIBLE, 10 * self._allowed(self._number)) * gradient.abs().max()
-            change = lambda one: (
-                {name: one.after[name].double() - one.before[name].double()} if name in one.after else {}
+            change = lambda step: (
+                {name: step.after[name].double() - step.before[name].double()} if name in step.after else {}
             )
             whole, again = change(self._twin)[name], change(self._again)[name]
             eps = torch.finfo(self._twin.before[name].dtype).eps
@@ -397,8 +401,8 @@ class Comparison:
 def _common(factors: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
     """Rank -> the factor that most of its gradients share; {} if they share none, or it is 1."""
     scale = {}
-    for rank in {rank for one in factors.values() for rank in one}:
-        found = sorted(one[rank] for one in factors.values() if rank in one)
+    for rank in {rank for of_ranks in factors.values() for rank in of_ranks}:
+        found = sorted(of_ranks[rank] for of_ranks in factors.values() if rank in of_ranks)
         middle = median(found)
         near = sum(math.isclose(c, middle, rel_tol=1e-6) for c in found)
         if 2 * near < len(factors) or not middle:

@@ -150,15 +150,15 @@ class Copies:
         for marks in self._last:
             every |= marks
         left, watched = dict(self.left), {}
-        for name, one in every.items():
+        for name, mark in every.items():
             owner = name.rpartition(OF)[2]
-            if OF in name and len(one.shape) and owner in self.groups and name not in left:
+            if OF in name and len(mark.shape) and owner in self.groups and name not in left:
                 watched[name] = STATE
                 if name in self._unsettled and owner not in self.parted:
                     left[name] = SHARDED
                     del watched[name]
             elif name in self.groups:
-                watched[name] = one.part
+                watched[name] = mark.part
         return watched, left
 
     def equal_groups(self, of: Sequence[Sequence[object]]) -> list[list[int]]:
@@ -170,8 +170,8 @@ class Copies:
 
     def is_random(self, drift: Drift) -> bool:
         """Whether it is the state of a random generator."""
-        one = self._first[min(drift.groups[0])].get(drift.name)  # None for an optimizer state begun later
-        return one is not None and one.part == RANDOM
+        mark = self._first[min(drift.groups[0])].get(drift.name)  # None for an optimizer state begun later
+        return mark is not None and mark.part == RANDOM
 
     def data_parallel(self, a: int, b: int) -> bool:
         """Whether two ranks hold the same model and should see different data."""
@@ -180,14 +180,14 @@ class Copies:
     def _group(self, name: str) -> None:
         """Find the groups of ranks with copies of a tensor; if there are none, why it is not watched."""
         holders = [rank for rank, marks in enumerate(self._first) if name in marks]
-        one = self._first[holders[0]][name]
+        mark = self._first[holders[0]][name]
         key = lambda rank: self._between.kind(name, rank)
         alike = [ranks for ranks in _by(holders, key) if len(ranks) > 1]
         together = lambda a, b: not self._between.stages_apart(name, a, b)
         groups = [part for ranks in alike for part in classes(ranks, together) if len(part) > 1]
         if alike and not groups:
             self.left[name] = SEEDED
-        if one.constant and one.part in (PARAMETER, AVERAGE):
+        if mark.constant and mark.part in (PARAMETER, AVERAGE):
             sure = lambda a, b: self._between.constants_are_copies(name, a, b)
             either = lambda a, b: sure(a, b) or self._between.activations_pass(a, b)
             parts = lambda alike: [p for ranks in groups for p in classes(ranks, alike) if len(p) > 1]
@@ -196,9 +196,9 @@ class Copies:
                 self._either[name] = doubtful
         if groups:
             self.groups[name] = groups
-        elif one.part != RANDOM:
-            why = EITHER if one.constant and one.part in (PARAMETER, AVERAGE) else OTHER
-            why = SHARDED if one.copies.strip("[]") else why
+        elif mark.part != RANDOM:
+            why = EITHER if mark.constant and mark.part in (PARAMETER, AVERAGE) else OTHER
+            why = SHARDED if mark.copies.strip("[]") else why
             self.left.setdefault(name, ALONE if len(holders) == 1 else why)
 
     def _stranger(self, name: str) -> Drift | None:
@@ -208,10 +208,10 @@ class Copies:
         groups = []
         for members in self._between.summed[name]:
             marks = {r: self._first[r][name] for r in members if name in self._first[r]}
-            shapes = {tuple(one.shape) for one in marks.values()}
-            if len({one.digest for one in marks.values()}) > 1 and len(shapes) == 1:
-                if not any(one.copies for one in marks.values()):
-                    groups.append({rank: one.digest for rank, one in marks.items()})
+            shapes = {tuple(mark.shape) for mark in marks.values()}
+            if len({mark.digest for mark in marks.values()}) > 1 and len(shapes) == 1:
+                if not any(mark.copies for mark in marks.values()):
+                    groups.append({rank: mark.digest for rank, mark in marks.items()})
         far = [
             distance(self._first[rank][name], self._first[min(group)][name])
             for group in groups
@@ -223,9 +223,9 @@ class Copies:
         differ, far = [], 0.0
         for ranks in groups:
             marks = {rank: now[rank][name] for rank in ranks if name in now[rank]}
-            if len({one.digest for one in marks.values()}) > 1:
-                differ.append({rank: one.digest for rank, one in marks.items()})
-                far = max(far, *(distance(one, marks[min(marks)]) for one in marks.values()))
+            if len({mark.digest for mark in marks.values()}) > 1:
+                differ.append({rank: mark.digest for rank, mark in marks.items()})
+                far = max(far, *(distance(mark, marks[min(marks)]) for mark in marks.values()))
         return Drift(step, name, differ, far) if differ else None
 
     def _were_equal(self, drift: Drift, digests: Sequence[Mapping[str, str]]) -> bool:

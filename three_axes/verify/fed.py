@@ -66,8 +66,8 @@ def of_inputs(ranks: Mapping[int, Inputs], twin: Inputs) -> Cause | None:
 
 def _rows(fed: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """(rows, …): the inputs of all calls of a model, in order; None if shapes or types differ."""
-    fed = [one for one in fed if one.dim() > 1]
-    if not fed or len({(one.shape[1:], one.dtype) for one in fed}) > 1:
+    fed = [tensor for tensor in fed if tensor.dim() > 1]
+    if not fed or len({(tensor.shape[1:], tensor.dtype) for tensor in fed}) > 1:
         return None
     return torch.cat(list(fed)).contiguous()
 
@@ -118,7 +118,7 @@ def _labels(targets: Sequence[tuple[torch.Tensor, int]], n: int) -> torch.Tensor
         torch.where(t == ignored, -1, t).flatten() if not t.is_floating_point() else t.flatten()
         for t, ignored in targets
     ]
-    if not flat or not n or sum(map(len, flat)) % n or len({one.dtype for one in flat}) > 1:
+    if not flat or not n or sum(map(len, flat)) % n or len({each.dtype for each in flat}) > 1:
         return None
     return torch.cat(flat).view(n, -1)
 

@@ -30,8 +30,8 @@ class Findings:
 
     def strangers(self) -> None:
         """Print the parameters that differed before the first step although their gradients are summed."""
-        if strangers := [one for one in self._copies.strangers if one.name not in self._printed]:
-            self._printed |= {one.name for one in strangers}
+        if strangers := [drift for drift in self._copies.strangers if drift.name not in self._printed]:
+            self._printed |= {drift.name for drift in strangers}
             first = max(strangers, key=lambda drift: drift.far)
             more = f" and {len(strangers) - 1} more" * (len(strangers) > 1)
             where = self._where(first._replace(name=first.name + more))
@@ -46,14 +46,14 @@ class Findings:
         for each rank, its record before the first step.
         """
         self.strangers()
-        samplers = [one["samplers"] for one in written]
-        for others in zip(*samplers) if len({len(one) for one in samplers}) == 1 else ():
+        samplers = [record["samplers"] for record in written]
+        for others in zip(*samplers) if len({len(listed) for listed in samplers}) == 1 else ():
             apart = [
                 r for r in range(1, len(written)) if others[r] != others[0] and others[r][2:] == others[0][2:]
             ]
             if apart and all(self._copies.data_parallel(0, r) for r in apart):
                 names = "; ".join(
-                    f"seed {one[0]}, epoch {one[1]} on rank {r}" for r, one in enumerate(others)
+                    f"seed {sampler[0]}, epoch {sampler[1]} on rank {r}" for r, sampler in enumerate(others)
                 )
                 say(f"DistributedSampler: {names}: a note, for the ranks' parts of the data overlap")
 
@@ -121,11 +121,11 @@ class Findings:
 
     def rates(self, rates: Sequence[list[str]]) -> None:
         """If copies differ, print the optimizers' options that are not the same on all ranks."""
-        if not self._copies.wrong or len({len(one) for one in rates}) > 1:
+        if not self._copies.wrong or len({len(of_rank) for of_rank in rates}) > 1:
             return
         for others in dict.fromkeys(zip(*rates)):
             if len(set(others)) > 1:
-                names = ", ".join(f"{one} on rank {rank}" for rank, one in enumerate(others))
+                names = ", ".join(f"{options} on rank {rank}" for rank, options in enumerate(others))
                 say(f"the optimizers differ: {names}")
 
     def conclusion(self, script: str, steps: int) -> None:

@@ -101,8 +101,8 @@ class Heard(Listener):
         for members, tensor, by_ddp, in_backward, alone in self._calls:
             if by_ddp:
                 summed += [(name, members) for name in _of_ddp(roots) if name in trained]
-            elif (one := memory.get(tensor.untyped_storage().data_ptr())) and alone:
-                summed.append((one, members))
+            elif (parameter := memory.get(tensor.untyped_storage().data_ptr())) and alone:
+                summed.append((parameter, members))
             elif not in_backward and total <= tensor.numel() <= total + PADDED * len(members):
                 summed += [(name, members) for name in trained]
         self._gradients, self._calls = memory or {0: ""}, []
@@ -159,11 +159,11 @@ class Heard(Listener):
         needed because a model may cut its batch itself, and may look up positions before words.
         """
         leaves = pytorch_private.tree_flatten(given)[0]
-        tensors = [one for one in leaves if type(one) is torch.Tensor]
-        rest = [one for one in leaves if type(one) is not torch.Tensor]
-        self._inputs_known &= all(one is None or isinstance(one, (bool, int, float, str)) for one in rest)
+        tensors = [leaf for leaf in leaves if type(leaf) is torch.Tensor]
+        rest = [leaf for leaf in leaves if type(leaf) is not torch.Tensor]
+        self._inputs_known &= all(leaf is None or isinstance(leaf, (bool, int, float, str)) for leaf in rest)
         if tensors:
-            self._inputs.append("".join(digest(one).hex() for one in tensors))
+            self._inputs.append("".join(digest(tensor).hex() for tensor in tensors))
 
 
 def _random_state() -> bytes:

@@ -145,7 +145,9 @@ class Places:
             for group in self._mesh.groups(others, parts)
             for rank in group
         )
-        pairs = (pair for one in self._mesh.groups(axes, parts) for pair in itertools.combinations(one, 2))
+        pairs = (
+            pair for group in self._mesh.groups(axes, parts) for pair in itertools.combinations(group, 2)
+        )
         return same and not any(torch.equal(parts[a], parts[b]) for a, b in pairs)
 
     def _as_others(self, name: str, parts, usual: Counter) -> dict[int, tuple[str, ...]]:

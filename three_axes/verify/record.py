@@ -178,8 +178,8 @@ class Watched:
         try:
             yield
         finally:
-            for one in hooks:
-                one.remove()
+            for handle in hooks:
+                handle.remove()
 
     @contextmanager
     def _feeding(self, seen: Seen, on: bool) -> Iterator[None]:
@@ -191,7 +191,7 @@ class Watched:
 
         def goes_in(_, args, kwargs) -> None:
             depth[0] += 1
-            tensors = [one for one in (*args, *kwargs.values()) if type(one) is torch.Tensor]
+            tensors = [value for value in (*args, *kwargs.values()) if type(value) is torch.Tensor]
             if depth[0] == 1 and tensors and pytorch_private.backward_under_way() == -1:
                 seen.fed.append(_held(tensors[0]))
 
@@ -199,15 +199,15 @@ class Watched:
             depth[0] -= 1
 
         modules = list(self.model.modules())
-        hooks = [one.register_forward_pre_hook(goes_in, with_kwargs=True) for one in modules]
-        hooks += [one.register_forward_hook(comes_out, always_call=True) for one in modules]
+        hooks = [module.register_forward_pre_hook(goes_in, with_kwargs=True) for module in modules]
+        hooks += [module.register_forward_hook(comes_out, always_call=True) for module in modules]
         try:
             with Scored() as scored:
                 yield
             seen.targets = scored.targets
         finally:
-            for one in hooks:
-                one.remove()
+            for handle in hooks:
+                handle.remove()
 
     def _listening(self, outputs: dict, on: bool) -> AbstractContextManager:
         """In this block, record the first real tensor of each module's output; not in a recomputation."""

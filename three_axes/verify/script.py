@@ -204,34 +204,36 @@ class ComparedSteps:
 
     def add(self, written: Sequence[dict]) -> None:
         """Compare a step. written: each rank's record of it."""
-        marks = [{name: Mark(*one) for name, one in rank["marks"].items()} for rank in written]
+        marks = [{name: Mark(*fields) for name, fields in rank["marks"].items()} for rank in written]
         if self.copies is None:
-            self._axes = {tuple(ranks): name for one in written for name, ranks in one["groups"]}
+            self._axes = {tuple(ranks): name for record in written for name, ranks in record["groups"]}
             self.copies = Copies(marks, written)
-            for one in written:
-                self.copies.left |= one["left"]
+            for record in written:
+                self.copies.left |= record["left"]
             self._inputs, self._draws = ([[] for _ in written] for _ in range(2))
             self.findings = Findings(self.copies, self._axes)
             self.findings.begun(written)
         else:
-            stepped = [one["stepped"] for one in written if "stepped" in one]
+            stepped = [record["stepped"] for record in written if "stepped" in record]
             drifts = self.copies.look(self.number, marks, stepped if len(stepped) == len(written) else ())
             if self.number == 1:
-                self.copies.also_summed(pair for one in written for pair in one["late"])
+                self.copies.also_summed(pair for record in written for pair in record["late"])
                 self.findings.strangers()
                 self.findings.watched()
             self.findings.found(drifts)
-        for rank, one in enumerate(written):
-            self._inputs[rank].append(one["inputs"])
-            self._draws[rank].append(one["draws"])
-        self._rates = [one["rates"] for one in written]
+        for rank, record in enumerate(written):
+            self._inputs[rank].append(record["inputs"])
+            self._draws[rank].append(record["draws"])
+        self._rates = [record["rates"] for record in written]
         self.number += 1
 
     def conclude(self, script: str) -> None:
         """Print the findings on all steps together, and the conclusion."""
         steps = max(1, self.number - 1)  # the last record has no step's inputs, perhaps an evaluation's
         self.findings.ended(self.number - 1)
-        self.findings.notes([one[:steps] for one in self._inputs], [one[:steps] for one in self._draws])
+        self.findings.notes(
+            [of_rank[:steps] for of_rank in self._inputs], [of_rank[:steps] for of_rank in self._draws]
+        )
         self.findings.rates(self._rates)
         self.findings.conclusion(script, self.number - 1)
 
@@ -240,7 +242,9 @@ def _groups() -> list[tuple[str, list[int]]]:
     """The groups of this rank, as (name, ranks). A group without a name of its own, such as the world, has
     the name of a mesh's dimension if it has the same ranks.
     """
-    meshes = [one for one in gc.get_objects() if type(one) is DeviceMesh and one.get_coordinate() is not None]
+    meshes = [
+        mesh for mesh in gc.get_objects() if type(mesh) is DeviceMesh and mesh.get_coordinate() is not None
+    ]
     dimensions: dict[tuple[int, ...], set[str]] = {}
     for name, ranks in of_meshes(meshes):
         dimensions.setdefault(tuple(ranks), set()).add(name)

@@ -37,14 +37,16 @@ class Tensors:
         self.left: dict[str, str] = {}
         self.parameters: dict[str, torch.Tensor] = {}
         living = _living()
-        self.optimizers = [one for one in living if isinstance(one, torch.optim.Optimizer)]
+        self.optimizers = [found for found in living if isinstance(found, torch.optim.Optimizer)]
         self.samplers = [
-            [one.seed, one.epoch, one.num_replicas, one.total_size]
-            for one in living
-            if isinstance(one, DistributedSampler) and one.shuffle
+            [found.seed, found.epoch, found.num_replicas, found.total_size]
+            for found in living
+            if isinstance(found, DistributedSampler) and found.shuffle
         ]
-        stepped = [p for one in self.optimizers for group in one.param_groups for p in group["params"]]
-        self.roots = _roots([one for one in living if isinstance(one, nn.Module)], stepped)
+        stepped = [
+            p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]
+        ]
+        self.roots = _roots([found for found in living if isinstance(found, nn.Module)], stepped)
         for prefix, root in self.roots:
             self._module(prefix, root)
         known = {id(tensor) for tensor, _ in self.of.values()}
@@ -109,19 +111,19 @@ class Tensors:
         held = [*(t for t, _ in self.of.values()), *(state for _, state in self.states())]
         held += [p.grad for p in self.parameters.values() if p.grad is not None]
         mine, found = {_memory(t) for t in held}, 0
-        for one in living:
-            if isinstance(one, nn.Module):
-                named = dict(one.named_parameters())
-            elif isinstance(one, dict):
-                named = {key: value for key, value in one.items() if type(key) is str}
-            elif isinstance(one, list) and len(one) in map(len, in_order):
-                named = {str(i): tensor for i, tensor in enumerate(one)}
+        for holder in living:
+            if isinstance(holder, nn.Module):
+                named = dict(holder.named_parameters())
+            elif isinstance(holder, dict):
+                named = {key: value for key, value in holder.items() if type(key) is str}
+            elif isinstance(holder, list) and len(holder) in map(len, in_order):
+                named = {str(i): tensor for i, tensor in enumerate(holder)}
             else:
                 continue
             of = {plain_name(n): t for n, t in named.items() if type(t) in (torch.Tensor, nn.Parameter)}
             shapes = {name: t.shape for name, t in of.items()}
             alike = any(model.items() <= shapes.items() for model in models if len(model) >= LEAST)
-            alike |= isinstance(one, list) and len(of) >= LEAST and list(shapes.values()) in in_order
+            alike |= isinstance(holder, list) and len(of) >= LEAST and list(shapes.values()) in in_order
             if alike and not any(_memory(t) in mine or t.grad_fn is not None for t in of.values()):
                 mine |= {_memory(t) for t in of.values()}
                 found += 1
@@ -133,17 +135,17 @@ def _living() -> list:
     """This process's modules, optimizers and samplers, and the dicts and lists that begin with a tensor."""
     kinds: dict[type, bool] = {}  # the answer for each type, because many objects share few types
 
-    def is_one(one) -> bool:
-        of = type(one)
+    def is_wanted(value) -> bool:
+        of = type(value)
         if of in (list, dict, OrderedDict):  # reading another library's subclass may have side effects
-            first = one[0] if of is list and one else next(iter(one.values()), None) if one else None
+            first = value[0] if of is list and value else next(iter(value.values()), None) if value else None
             return type(first) is torch.Tensor or type(first) is nn.Parameter
         if of not in kinds:
             kinds[of] = issubclass(of, (nn.Module, torch.optim.Optimizer, DistributedSampler))
         return kinds[of]
 
     gc.collect()  # then `get_objects` lists them in the order in which they were created, on every rank
-    return [one for one in gc.get_objects() if is_one(one)]
+    return [value for value in gc.get_objects() if is_wanted(value)]
 
 
 def _memory(tensor: torch.Tensor) -> int:

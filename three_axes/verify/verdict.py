@@ -48,7 +48,7 @@ class Verdict:
         """Add findings, and the cell of this column of the table. Returns whether there were any findings."""
         found = list(found)
         self.found += found
-        off = max((one.off for one in found), default=0.0)
+        off = max((each.off for each in found), default=0.0)
         far = f"{off:.0%} off" if 0.005 <= off < 10 else f"{off:.2g} off"
         self.cells[column] = far if found else "equal"
         return bool(found)
