@@ -147,6 +147,7 @@ def _cell(text: str) -> str:
 
 
 def run(args: Namespace) -> int:
+    """Ask a quiz, or print the tables. Returns the exit status: 1 if a file cannot be read."""
     if args.what == "quiz":
         try:
             ask(args.story)

@@ -112,6 +112,7 @@ def static(model: dict, **_) -> None:
 
 
 def run(args: Namespace) -> None:
+    """Prepare the copies, and start JupyterLab at the next drop. Returns when JupyterLab ends."""
     from jupyterlab.labapp import LabApp
 
     for line in prepare(args.folder, args.fresh):

@@ -133,6 +133,7 @@ def write_worksheets(folder: Path) -> None:
 
 
 def _worksheet(path: Path) -> str:
+    """A drop's predictions, exercises, questions and cheat-sheet columns, with lines for the answers."""
     cells = nbformat.read(path, as_version=4).cells
     markdown = unlinked("\n".join(cell.source for cell in cells if cell.cell_type == "markdown"))
     outputs = (o.get("data", {}).get("text/plain", "") for c in cells for o in c.get("outputs", ()))

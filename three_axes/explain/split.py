@@ -136,6 +136,7 @@ def _noted(trace: Trace, name: str) -> np.ndarray:
 
 
 def _of_gpu(trace: Trace, rank: int) -> Split:
+    """Split the trace of a rank on a GPU, by its kernels and copies."""
     announced = Announced(trace)
     sent = [of_kernel(e, announced) for kind, e in trace.gpu if communicates(kind, e)]
     sent += [of_gloo(note, trace.groups) for note in trace.notes if note.name.startswith("gloo:")]

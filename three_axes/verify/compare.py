@@ -153,6 +153,7 @@ class Comparison:
         return {name: (apart(whole[name], own[name]), cause) for name in other}
 
     def _loss(self) -> Wrong:
+        """The loss, if neither the ranks' mean nor a sum over some axes equals the twin's; otherwise {}."""
         losses = [seen.loss for seen in self._seen.values() if seen.loss is not None]
         self._shares = ()
         if (twins := self._twin.loss) is None or not losses:
@@ -227,6 +228,7 @@ class Comparison:
         return SMALL * max(lengths, default=0.0)
 
     def _gradients(self) -> Wrong:
+        """The gradients that differ from the twin's, before clipping, each with its cause."""
         wrong, common = self._wrong_gradients({})
         if len(wrong) > len(self._twin.gradients) / 2 and (scale := _common(common)):
             but_for, _ = self._wrong_gradients(scale)
@@ -361,6 +363,7 @@ class Comparison:
         return names
 
     def _update(self) -> Wrong:
+        """The parameters whose change in the optimizer's step differs from the twin's."""
         wrong, least = {}, self._least()
         for name, gradient in self._twin.gradients.items():
             if gradient.double().norm() <= least:

@@ -163,6 +163,7 @@ class Places:
         return axes
 
     def _indices(self, name: str, parts, axes) -> dict[int, torch.Tensor]:
+        """Rank -> the indices of its part's elements, if each dimension is cut along these axes."""
         whole = self._shapes[name]
         indices = {}
         for rank in parts:

@@ -272,6 +272,7 @@ def _here(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
 
 
 def _verified(args) -> int:
+    """Run the script under the watch. Ends the process if a step was watched; otherwise returns 0."""
     leave, rank = os._exit, int(os.environ.get("RANK", 0))
 
     def over() -> None:
