@@ -59,9 +59,7 @@ class Mesh:
         return tuple(axis for axis in self.real_axes if self.at(a)[axis] != self.at(b)[axis])
 
     def differing(self, classes: Mapping[int, object]) -> list[str]:
-        """The axes along which the classes of ranks differ: two ranks that differ only in this coordinate are
-        of different classes. classes: rank -> class.
-        """
+        """The axes along which ranks that differ in this coordinate alone are of different classes."""
         of_groups = lambda axis: (
             {classes[rank] for rank in group} for group in self.groups([axis], sorted(classes))
         )
@@ -151,9 +149,7 @@ class Places:
         return same and not any(torch.equal(parts[a], parts[b]) for a, b in pairs)
 
     def _as_others(self, name: str, parts, usual: Counter) -> dict[int, tuple[str, ...]]:
-        """The split of a tensor whose values do not show it, such as one of zeros: along the axes that cut
-        most of the other tensors.
-        """
+        """The split of a tensor whose values do not show it: along the axes that cut most other tensors."""
         axes = {}
         for dim, ratio in self._ratios(name, parts).items():
             fits = [axes for axes in usual if self._mesh.size(axes) == ratio]

@@ -229,7 +229,7 @@ class ComparedSteps:
 
     def conclude(self, script: str) -> None:
         """Print the findings on all steps together, and the conclusion."""
-        steps = max(1, self.number - 1)  # the last record has no step's inputs, perhaps an evaluation's
+        steps = max(1, self.number - 1)  # the last record's inputs belong to no compared step
         self.findings.ended(self.number - 1)
         self.findings.notes(
             [of_rank[:steps] for of_rank in self._inputs], [of_rank[:steps] for of_rank in self._draws]
