@@ -99,7 +99,7 @@ def course_needed(by: str):
         clone = Path(__file__).resolve().parents[1]
         source = clone if (clone / "pyproject.toml").is_file() else "three-axes"
         raise ModuleNotFoundError(
-            f"{by} needs {package}, which is not installed. With it comes all that the course needs:"
+            f"{by} needs {package}, which is not installed. This installs all that the course needs:"
             f" pip install '{source}[course]'",
             name=e.name,
         ) from None

@@ -90,7 +90,7 @@ def why_not(ranks: int, gpus: int, launched: bool = False) -> str:
     if newer():
         return reason + preload
     command = f"pip install --target {FOLDER} nvidia-nccl-cu{_cuda()}"
-    return f"{reason} `{command}` brings a newer one, which is found there.{preload}"
+    return f"{reason} `{command}` installs a newer one, which is found there.{preload}"
 
 
 def written(version: tuple[int, ...]) -> str:

@@ -278,7 +278,7 @@ FOUR_GPUS = [
     "4 on 4 GPUs after",
     "exact and counted on the CPU and 4 GPUs",
     "5 ranks share 4 GPUs over NCCL; seconds mean nothing",
-    "4 GPUs, never comes: ",
+    "4 GPUs, never arrives: ",
     "4 GPUs, stop button: ",
     "6 layouts of 4 on GPUs",
     "launched: 2 ranks on GPUs over NCCL, one for each",
@@ -290,7 +290,7 @@ ONE_GPU = [
     "exact and counted on the CPU and 1 GPU",
     "2 ranks share 1 GPU over NCCL",
 ]
-MORE_OF_ONE = ["1 GPU, never comes: ", "1 GPU, stop button: ", "6 layouts of 4 on GPUs"]
+MORE_OF_ONE = ["1 GPU, never arrives: ", "1 GPU, stop button: ", "6 layouts of 4 on GPUs"]
 
 
 @pytest.mark.slow

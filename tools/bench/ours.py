@@ -131,7 +131,7 @@ def cost_of_looking(pairs: int = 20) -> None:
         for rank, turns in enumerate(of_ranks)
     ]
     title = f"What looking for a hang costs: {pairs} pairs of {4 * STEPS} steps of DDP, counted, four ranks"
-    save("looking", title, ["rank", "without a look", "with looks, of without"], rows)
+    save("looking", title, ["rank", "never polled", "polled, of never polled"], rows)
 
 
 def cost_of_counting() -> None:

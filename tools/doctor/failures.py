@@ -43,7 +43,7 @@ def _last_dies() -> None:
 
 @check(
     "failures",
-    "a rank that never comes, one that raises, one that is killed and the stop button: each named within"
+    "a rank that never arrives, one that raises, one that is killed and the stop button: each named within"
     " seconds, the world usable after it, and no rank left when this process is killed",
     "on GPUs: report it with your NCCL's version. Until then restart the kernel after a failure",
 )
@@ -64,7 +64,7 @@ def failures(meet: str) -> str:
 
 # What the last rank does: the function, the kind of error that must be reported, the world's timeout.
 FAILURES = {
-    "never comes": (_last_leaves, "deadlock", 2),
+    "never arrives": (_last_leaves, "deadlock", 2),
     "raises": (_last_raises, "raised", 30),
     "is killed": (_last_dies, "died", 30),
 }
@@ -103,7 +103,7 @@ def _stopped(world: World) -> float:
     finally:
         timer.cancel()
         signal.signal(signal.SIGINT, before)
-    raise Wrong("ranks that wait for one that never comes came to an end")
+    raise Wrong("a call ended although its ranks wait for one that never arrives")
 
 
 def _orphans(n: int, gpus: bool) -> None:

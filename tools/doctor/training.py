@@ -80,7 +80,7 @@ def _training_world() -> World:
 @check(
     "training",
     "the twin's losses in every layout, within 0.00001 in float32 and 2 % in bfloat16; a checkpoint of GPUs"
-    " goes on on the CPU, and back",
+    " is continued on the CPU, and back",
     "report it with the layout that differs",
 )
 def training(meet: str) -> str:
