@@ -280,7 +280,7 @@ def test_where_files_may_not_be_opened_that_is_a_sentence():
     "limit, error, advice",
     [
         ("os.umask(0o777)", 13, "look at `umask`"),
-        ("resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))", 11, "`ulimit -u` says how many"),
+        ("resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))", 11, "`ulimit -u` prints the limit"),
     ],
     ids=["umask", "nproc"],
 )

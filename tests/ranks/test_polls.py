@@ -92,7 +92,7 @@ def test_where_ranks_are_is_said_with_what_was_measured(monkeypatch, looks, said
 def test_where_nothing_is_counted_nothing_is_said_of_movement(monkeypatch):
     notes = []
     monkeypatch.setattr(lines, "STILL", 0.3)
-    monkeypatch.setattr(View, "stands", lambda view, places: notes.append(places))
+    monkeypatch.setattr(View, "set_places", lambda view, places: notes.append(places))
 
     def trains(counts):
         for _ in range(10):
