@@ -111,7 +111,7 @@ def together(do: Callable, error: type[Exception] = ValueError):
     try:
         result = do()
     except (OSError, ValueError) as e:
-        message = str(e)
+        message = str(e) or type(e).__name__  # '' means that nothing was raised
     messages: list = [None] * dist.get_world_size()
     dist.all_gather_object(messages, message)
     if first := next(filter(None, messages), ""):

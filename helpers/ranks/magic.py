@@ -115,7 +115,7 @@ def _for_a_cell(error: RankError, names: dict, world: World) -> RankError:
             else f"\nThe notebook has `{name}`, the ranks do not: {variable}.push({name}={name}) gives it to"
             " them."
         )
-    return RankError(text, error.kind, error.ranks, error.state_kept, error.seen)
+    return RankError(text, error.kind, error.ranks, error.state_kept, error.seen, error.deadlock)
 
 
 def _a_line(line: str) -> None:

@@ -5,10 +5,13 @@
 import io
 import os
 from contextlib import redirect_stdout
+from types import SimpleNamespace
 
 import kernels
 import pytest
 
+from helpers.ranks import RankError, magic
+from three_axes.count.deadlock import Deadlock
 from three_axes.files import find
 
 
@@ -73,6 +76,12 @@ def test_ranks_that_are_new_need_the_cells_above(messages):
 
 def test_more_time_is_asked_for_as_a_cell_does(messages):
     assert "%%ranks --timeout 60" in messages[2]
+
+
+def test_an_error_with_advice_has_all_that_the_error_had():
+    error = RankError("no rank can go on", "deadlock", [1], True, [], Deadlock("cycle", [], [], []))
+    made = magic._for_a_cell(error, {}, SimpleNamespace(pids=[1, 2]))
+    assert vars(made) == vars(error) and made.deadlock
 
 
 def test_a_new_world_that_takes_over_says_so_once(messages):

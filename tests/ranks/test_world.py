@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import World
-from helpers.ranks import memory, output, server
+from helpers.ranks import memory, output, server, together
 from helpers.ranks.failure import RankError, RanksInterrupted
 
 # A limit in seconds should hold for a reader on an idle laptop; these tests must also pass on a machine that
@@ -80,6 +80,16 @@ class Odd(Exception):
 
 
 # -- calls and state ---------------------------------------------------------------------
+
+
+def test_an_error_without_a_message_is_raised_on_every_rank(world):
+    def fails():
+        if dist.get_rank() == 1:
+            raise OSError
+
+    with pytest.raises(RankError, match="raised ValueError: OSError") as caught:
+        world.run(lambda: together(fails))
+    assert all(status.error for status in caught.value.seen)
 
 
 def test_results_come_in_rank_order(world):
