@@ -16,6 +16,7 @@ import forked
 import pytest
 import torch
 import torch.distributed as dist
+from three_axes.count.told import Told, may_be_freed, unlike
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -28,7 +29,6 @@ from three_axes.count import counter, standstill, watch
 from three_axes.count.against import against
 from three_axes.count.moves import Ahead, Begun, Channel, Look, Operation, Waiting
 from three_axes.count.report import CollectiveCount, Report
-from three_axes.count.told import Told, may_be_freed, unlike
 from three_axes.lines import Line
 from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.plan import MODELS, Job, Layout
@@ -383,8 +383,8 @@ def test_a_report_from_the_store_is_data():
     with counting() as traffic:
         pass
     traffic._counter.store = store
-    assert traffic._counter.told_by(1, 0) == told
-    assert traffic._counter.told_by(0, 0) is None, "a class that no report has"
+    assert traffic._counter.report_of(1, 0) == told
+    assert traffic._counter.report_of(0, 0) is None, "a class that no report has"
 
 
 def test_what_had_not_ended_is_said():
@@ -403,8 +403,8 @@ def test_of_ranks_that_shared_a_gpu_no_rank_is_said_to_wait():
         Report(rows=[CollectiveCount("send", "dp", waited=1.0 + rank)]), rank=rank, gpu=gpu
     )
     for gpus, said in (("aab", True), ("abc", False), (("", "", ""), False)):
-        traffic._told = [tell(rank, gpu) for rank, gpu in enumerate(gpus)]
-        traffic.missing, traffic.ranks = [], [told.report.rows for told in traffic._told]
+        traffic._reports = [tell(rank, gpu) for rank, gpu in enumerate(gpus)]
+        traffic.missing, traffic.ranks = [], [told.report.rows for told in traffic._reports]
         told = traffic.between_ranks()
         shared = "ranks 0 and 1 shared a GPU and took turns: seconds mean nothing"
         assert (shared in told) is said and any("waited least" in s or "alike" in s for s in told) is not said

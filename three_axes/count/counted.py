@@ -31,10 +31,10 @@ class Counted(Traffic):
 
     def finish(self) -> None:
         """Stop counting."""
-        self._mine = self._counter.tell()
+        self._mine = self._counter.report()
 
     def __getattr__(self, name: str):
-        if name.startswith("__") or "_told" in self.__dict__:
+        if name.startswith("__") or "_reports" in self.__dict__:
             raise AttributeError(f"counted traffic has no {name!r}")
         if "_mine" not in self.__dict__:
             raise RuntimeError("the bytes are known when the block has ended: read `traffic` after it")
@@ -45,11 +45,11 @@ class Counted(Traffic):
         until = time.monotonic() + self._patience
         reports: dict[int, RankReport | None] = {self._mine.rank: self._mine}
         for rank in set(range(self._counter.size)) - set(reports):
-            reports[rank] = self._counter.told_by(rank, until)
-        self.missing = sorted(rank for rank, told in reports.items() if told is None)
-        self._told = [reports[rank] or RankReport(rank=rank) for rank in range(self._counter.size)]
-        super().__init__([told.report for told in self._told], self.missing)
-        self.steps = [told.steps for told in self._told]
+            reports[rank] = self._counter.report_of(rank, until)
+        self.missing = sorted(rank for rank, of_rank in reports.items() if of_rank is None)
+        self._reports = [reports[rank] or RankReport(rank=rank) for rank in range(self._counter.size)]
+        super().__init__([of_rank.report for of_rank in self._reports], self.missing)
+        self.steps = [of_rank.steps for of_rank in self._reports]
 
     def tables(self, rank: int = 0) -> list[Table]:
         """A rank's collectives: its first steps separately, each further step, and those after the last."""
@@ -90,16 +90,16 @@ class Counted(Traffic):
         """Sentences on which ranks computed on the same GPU."""
         users: dict[str, list[int]] = {}
         for rank in self._heard():
-            users.setdefault(self._told[rank].gpu, []).append(rank)
+            users.setdefault(self._reports[rank].gpu, []).append(rank)
         turns = "shared a GPU and took turns: seconds mean nothing"
         return [f"{ranks(those)} {turns}" for gpu, those in users.items() if gpu and len(those) > 1]
 
     def between_ranks(self) -> list[str]:
         """Sentences on differences between ranks that should be equal."""
-        told, sentences = self._heard(), self._not_called_alike()
+        heard, sentences = self._heard(), self._not_called_alike()
         shared = self._sharing()
         sentences += shared
-        waited = {r: self.waited[r] for r in told}
+        waited = {r: self.waited[r] for r in heard}
         if len(waited) > 1 and not shared and max(waited.values()) > 0:
             least, most = min(waited, key=waited.__getitem__), max(waited, key=waited.__getitem__)
             sentences.append(
@@ -108,7 +108,7 @@ class Counted(Traffic):
                 if waited[most] > 2 * waited[least]
                 else f"all waited about alike, {waited[least]:.2f} to {waited[most]:.2f} s"
             )
-        under_way = {r: self._told[r].report.under_way for r in told}
+        under_way = {r: self._reports[r].report.under_way for r in heard}
         if any(under_way.values()):
             sentences.append(
                 f"collectives that had not ended when counting did, since nobody waited for them:"
@@ -142,20 +142,20 @@ class Counted(Traffic):
         return {
             "ranks": [
                 {
-                    "rank": told.rank,
-                    "missing": told.rank in self.missing,
-                    "backend": told.backend,
-                    "steps": told.steps.number,
-                    "total": _rows(told.report.rows),
-                    "first": [_rows(rows) for rows in told.steps.first],
-                    "each": _rows(told.steps.mean()),
-                    "each_is_the_same": told.steps.same,
-                    "seconds_of_a_step": told.steps.seconds / max(1, told.steps.further),
-                    "after": _rows(told.steps.after),
-                    "wire": None if told.report.wire is None else sum(told.report.wire.values()),
-                    "peak_in_flight": told.report.peak_in_flight,
+                    "rank": of_rank.rank,
+                    "missing": of_rank.rank in self.missing,
+                    "backend": of_rank.backend,
+                    "steps": of_rank.steps.number,
+                    "total": _rows(of_rank.report.rows),
+                    "first": [_rows(rows) for rows in of_rank.steps.first],
+                    "each": _rows(of_rank.steps.mean()),
+                    "each_is_the_same": of_rank.steps.same,
+                    "seconds_of_a_step": of_rank.steps.seconds / max(1, of_rank.steps.further),
+                    "after": _rows(of_rank.steps.after),
+                    "wire": None if of_rank.report.wire is None else sum(of_rank.report.wire.values()),
+                    "peak_in_flight": of_rank.report.peak_in_flight,
                 }
-                for told in self._told
+                for of_rank in self._reports
             ],
             "between_ranks": self.between_ranks(),
         }
@@ -164,9 +164,9 @@ class Counted(Traffic):
         """The run as a Chrome trace, from the times that were kept."""
         shift = lambda spans, by: [s._replace(start=s.start + by, end=s.end + by) for s in spans]
         return chrome(
-            [shift(told.report.spans, told.clock) for told in self._told],
-            [shift(told.report.streams, told.clock) for told in self._told],
-            [[(at + told.clock, size) for at, size in told.report.levels] for told in self._told],
+            [shift(of_rank.report.spans, of_rank.clock) for of_rank in self._reports],
+            [shift(of_rank.report.streams, of_rank.clock) for of_rank in self._reports],
+            [[(at + of_rank.clock, size) for at, size in of_rank.report.levels] for of_rank in self._reports],
         )
 
     def of_a_step(self, rank: int = 0) -> list[CollectiveCount]:

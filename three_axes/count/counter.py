@@ -21,7 +21,7 @@ from .report import Report
 from .steps import BySteps, Steps
 
 SPANS = 50_000  # of each kind, kept for a rank's trace
-OF_REPORTS = "RankReport Report BySteps CollectiveCount Channel Begun Span Told Look Ahead".split()
+OF_REPORTS = "RankReport Report BySteps CollectiveCount Channel Begun Span State Look Ahead".split()
 OF_REPORTS += ["Waiting", "Operation", "Line"]
 _numbers = itertools.count()
 
@@ -75,25 +75,25 @@ class Counter(Recorder):
             store = store.underlying_store
         wire.services.update({getattr(store, "port", 0), int(os.environ.get("MASTER_PORT", 0))})
 
-    def tell(self) -> RankReport:
+    def report(self) -> RankReport:
         """Stop counting, and send this rank's report."""
         self.meet()
         steps = self.steps.stop()
         clock = time.time() - time.monotonic()
-        told = RankReport(self.stop(), steps, self.rank, self.backend, clock, _gpu())
+        mine = RankReport(self.stop(), steps, self.rank, self.backend, clock, _gpu())
         self.close()
         if self.store is not None and self.size > 1:
-            self.store.set(str(self.rank), pickle.dumps(told))  # type: ignore[arg-type]
-        return told
+            self.store.set(str(self.rank), pickle.dumps(mine))  # type: ignore[arg-type]
+        return mine
 
-    def all_have_told(self) -> bool:
+    def all_have_reported(self) -> bool:
         """Whether the reports of all ranks have arrived."""
         try:
             return self.store is None or self.store.check([str(r) for r in range(self.size)])
         except RuntimeError:  # the store ended with the process that held it
             return True
 
-    def told_by(self, rank: int, until: float) -> RankReport | None:
+    def report_of(self, rank: int, until: float) -> RankReport | None:
         """Another rank's report; None if it has not arrived by `until`."""
         if (store := self.store) is None:
             return None

@@ -197,10 +197,10 @@ class Interposer:
         self._thread = threading.local()
         self.beside: Beside | None = None
 
-    def _notify(self, name: str, *told) -> None:
+    def _notify(self, name: str, *arguments) -> None:
         """Call the method `name` of every listener."""
         for listener in self._listeners:
-            getattr(listener, name)(*told)
+            getattr(listener, name)(*arguments)
 
     @property
     def is_capturing(self) -> bool:

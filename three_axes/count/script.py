@@ -62,7 +62,7 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
             watches.leave()
         counted.finish()
         if counter.rank == 0:
-            if not counter.all_have_told():
+            if not counter.all_have_reported():
                 wire.cut(
                     anywhere=True
                 )  # others may wait for this rank, whose process would have ended by now

@@ -30,8 +30,8 @@ from .counter import Counter, is_of_reports
 from .meter import Queue
 from .moves import Look
 from .standstill import Seen, Standstill
+from .states import SILENT, State, absent, hopeless, in_box, may_be_freed, places, unlike
 from .threads import OwnThread
-from .told import SILENT, Told, absent, hopeless, in_box, may_be_freed, places, unlike
 
 EVERY = 0.15  # seconds
 MANY = 300  # ranks for each second of longer waiting, because one rank reads the states of all
@@ -54,7 +54,7 @@ class Watch:
         self._counter, self._say, self._proven = counter, say, proven
         self._queue = counter.queue = Queue()
         self._main = threading.main_thread().ident or 0
-        self._mine, self._told_at, self._seen = Told(0, Look(0)), 0.0, -1
+        self._mine, self._written_at, self._seen = State(0, Look(0)), 0.0, -1
         self._lowest = 0  # no lower rank is alive
         self._standstill, self._is_noted = Standstill(), False
         self._heard: dict[int, tuple[Seen, float]] = {}  # each rank's last state, and when it was first read
@@ -75,7 +75,7 @@ class Watch:
             with suppress(RuntimeError):  # the store ended with the process that held it
                 begun = dict(self._counter.moves.begun)
                 look = self._counter.moves.look(ended=True) or Look(0, ended=True, begun=begun)
-                self._put(Told(0, look._replace(why=""), last=self._counter.last))
+                self._put(State(0, look._replace(why=""), last=self._counter.last))
                 self._store.set(f"gone/{self._counter.rank}", "")
 
     def stop(self) -> None:
@@ -95,13 +95,13 @@ class Watch:
         if (store := self._store) is None or not isinstance(error, RuntimeError):
             return False
         with suppress(RuntimeError):
-            told = {r: one for r, one in enumerate(self._read(store)) if one}
-            gone = {r: one for r, one in told.items() if one.gone}
-            missing, does = absent(self._counter.last, gone), {r: one.does() for r, one in told.items()}
+            states = {r: one for r, one in enumerate(self._read(store)) if one}
+            gone = {r: one for r, one in states.items() if one.gone}
+            missing, does = absent(self._counter.last, gone), {r: one.does() for r, one in states.items()}
             for note in _boxes():
-                rank, its = note["rank"], told.get(note["rank"], Told(0, Look(0)))
+                rank, its = note["rank"], states.get(note["rank"], State(0, Look(0)))
                 is_its_last = its.last is not None and its.last["number"] == note["number"]
-                # A rank that waited, or that raised, is told by what it began.
+                # Of a rank that waited, or that raised, the box says more: what it has begun.
                 is_elsewhere = is_its_last and its.line and not its.look.stands
                 if not its.gone and (rank == self._counter.rank or not is_elsewhere):
                     does[rank] = in_box(note)
@@ -142,34 +142,34 @@ class Watch:
             return
         has_moved = look.moves != mine.look.moves
         is_first_or_last = has_moved and (mine.beat or before == look.moves)  # of its movements
-        if not look.stands and not is_first_or_last and now - self._told_at < SELDOM:
+        if not look.stands and not is_first_or_last and now - self._written_at < SELDOM:
             return
         if has_moved or not look.stands:
             at = lines.innermost(lines.of_threads(sys._current_frames).get(self._main))
             last = (self._counter.pending() if look.stands else None) or self._counter.last
-            mine = Told(mine.beat, look, at, last)
-        self._told_at = now
+            mine = State(mine.beat, look, at, last)
+        self._written_at = now
         if (ahead := self._queue.now()).begun:
             begun = dict(self._counter.moves.begun)
             recent = {channel: [*its.last.copy()][-RECENT:] for channel, its in begun.items()}
             mine = mine._replace(ahead=ahead, begun=recent)
         self._put(mine._replace(beat=0 if has_moved else mine.beat + 1, look=look))
 
-    def _put(self, told: Told) -> None:
-        self._mine = told
+    def _put(self, state: State) -> None:
+        self._mine = state
         assert self._store is not None
-        self._store.set(f"look/{self._counter.rank}", pickle.dumps(told))  # type: ignore[arg-type]
+        self._store.set(f"look/{self._counter.rank}", pickle.dumps(state))  # type: ignore[arg-type]
 
-    def _read(self, store) -> list[Told | None]:
+    def _read(self, store) -> list[State | None]:
         """The last state that each rank has written; None for a rank that has written none."""
         keys = [f"look/{rank}" for rank in range(self._counter.size)]
         there = keys if store.check(keys) else [key for key in keys if store.check([key])]
         values = dict(zip(there, store.multi_get(there))) if there else {}
         return [DataUnpickler(values[key], is_of_reports).load() if key in values else None for key in keys]
 
-    def _judge(self, told: Sequence[Told | None]) -> bool:
+    def _judge(self, states: Sequence[State | None]) -> bool:
         """Print what is proven, or else, once, where all ranks are. Returns whether something was proven."""
-        now, known = time.monotonic(), {r: one for r, one in enumerate(told) if one}
+        now, known = time.monotonic(), {r: one for r, one in enumerate(states) if one}
         for new in set(unlike(known)) - self._unlike:
             self._unlike.add(new)
             self._say("\n".join([f"\nin this job {new}. The ranks:", *_table(known)]))
@@ -177,9 +177,9 @@ class Watch:
             if r not in self._heard or self._heard[r][0] != one.seen():
                 self._heard[r] = one.seen(), now
         late = lambda r: not known[r].gone and now - self._heard[r][1] > 2 * SELDOM
-        silent = [r for r in range(len(told)) if r not in known or late(r)]
+        silent = [r for r in range(len(states)) if r not in known or late(r)]
         deadlock = self._standstill.judge(
-            [one.seen() if one and r not in silent else None for r, one in enumerate(told)]
+            [one.seen() if one and r not in silent else None for r, one in enumerate(states)]
         )
         if deadlock and not may_be_freed(known):
             deadlock.lines = {r: one.line.number for r, one in known.items() if one.line and not one.gone}
@@ -215,7 +215,7 @@ class Watch:
         store.wait(["is said"], timedelta(seconds=1))
 
 
-def _table(known: dict[int, Told], silent: Sequence[int] = ()) -> list[str]:
+def _table(known: dict[int, State], silent: Sequence[int] = ()) -> list[str]:
     return places({r: one.does() for r, one in known.items()} | dict.fromkeys(silent, SILENT))
 
 

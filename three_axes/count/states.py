@@ -1,4 +1,4 @@
-"""What the ranks of a watched job tell each other, in words, and what follows from it."""
+"""The states that the ranks of a watched job write for each other, and what follows from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Words = tuple[str, str]  # a description of what a rank does, and the same in th
 SILENT = "does not answer", "do not answer"
 
 
-class Told(NamedTuple):
+class State(NamedTuple):
     """The state that a rank has written. beat: how often it has written the same look. line: where its main
     thread is. last: the collective that it waits in, or else the one that it began last, as written to the
     box. ahead: how far its GPU is, and begun: what it has begun last, both for NCCL.
@@ -34,7 +34,7 @@ class Told(NamedTuple):
         return self.look.ended
 
     def does(self) -> Words:
-        """What the rank does, in words."""
+        """A description of what the rank does."""
         at = lines.show(self.line) if self.line else "code that is not the script's"
         last = f"began {collective(self.last)} last" if self.last else "began no collective"
         if self.gone:
@@ -87,41 +87,43 @@ def places(does: Mapping[int, Words]) -> list[str]:
     return [f"    {ranks(who)} {words[len(who) > 1]}" for words, who in groups.items()]
 
 
-def absent(last: dict | None, told: Mapping[int, Told]) -> list[int]:
+def absent(last: dict | None, states: Mapping[int, State]) -> list[int]:
     """The ranks that have ended their scripts and never began their side of a rank's last collective."""
     if last is None:
         return []
     sides = sides_of(Channel(*last["channel"]))
-    count = lambda rank: told[rank].look.begun.get(sides[rank], Begun()).count
-    return [rank for rank, one in told.items() if one.gone and rank in sides and count(rank) < last["nth"]]
+    count = lambda rank: states[rank].look.begun.get(sides[rank], Begun()).count
+    ended = [rank for rank, state in states.items() if state.gone and rank in sides]
+    return [rank for rank in ended if count(rank) < last["nth"]]
 
 
-def hopeless(told: Mapping[int, Told]) -> list[str]:
+def hopeless(states: Mapping[int, State]) -> list[str]:
     """Descriptions of collectives on a GPU that a rank never called, although its script has ended."""
     missing: dict[str, list[int]] = {}
-    for one in told.values():
-        if one.ahead and one.ahead.oldest and (ended := absent(one.ahead.oldest, told)):
-            missing[collective(one.ahead.oldest)] = ended
+    for state in states.values():
+        if state.ahead and state.ahead.oldest and (ended := absent(state.ahead.oldest, states)):
+            missing[collective(state.ahead.oldest)] = ended
     return [f"{ranks(who)} never came to {what}." for what, who in missing.items()]
 
 
-def may_be_freed(told: Mapping[int, Told]) -> bool:
+def may_be_freed(states: Mapping[int, State]) -> bool:
     """Whether the end of a process whose script is over can make gloo raise in a rank that waits, because a
     connection between the two closes then.
     """
-    gone = {rank for rank, one in told.items() if one.gone}
-    waits = (one.look.stands for one in told.values() if one.look.stands and not one.gone)
+    gone = {rank for rank, state in states.items() if state.gone}
+    waits = (state.look.stands for state in states.values() if state.look.stands and not state.gone)
     operations = [operation for waiting in waits for operation in waiting.operations if operation.marked]
     ends = lambda channel: channel.members if channel.kind == "recv_any" else sides_of(channel)
     return any(not gone.isdisjoint(ends(operation.channel)) for operation in operations)
 
 
-def unlike(told: Mapping[int, Told]) -> Iterable[str]:
+def unlike(states: Mapping[int, State]) -> Iterable[str]:
     """Descriptions of collectives of a group to which ranks passed different kinds or sizes. Compared are the
     last few that each rank has begun, and the oldest that its GPU has not completed.
     """
-    for channel in dict.fromkeys(channel for one in told.values() for channel in one.begun):
-        its = {rank: told[rank].recently(side) for rank, side in sides_of(channel).items() if rank in told}
+    for channel in dict.fromkeys(channel for state in states.values() for channel in state.begun):
+        sides = sides_of(channel).items()
+        its = {rank: states[rank].recently(side) for rank, side in sides if rank in states}
         for number in sorted({number for recent in its.values() for number in recent}):
             brought = {rank: recent[number] for rank, recent in its.items() if number in recent}
             if len(set(brought.values())) > 1:
