@@ -1,7 +1,8 @@
 """A node's uplink on an emulated network: all ports of the node send through it.
 
-An oversubscribed switch carries less than a node's ports could send together. Operations that leave a node at
-the same time share its uplink evenly, so each takes longer if there are more of them.
+An oversubscribed switch carries less than a node's ports could send together. A *transfer* is what one
+operation sends out of one node. Transfers that run at the same time share the uplink evenly. An operation
+ends at its usual time or at the end of its transfers, whichever is later (`fabric`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy as np
 from three_axes.checks import positive
 from three_axes.paper import Network, algorithmic_bytes
 
-SLOTS = 1 << 12  # operations that are kept
-RECENT = 64  # the last of them, which may still be in transfer
+SLOTS = 1 << 12  # transfers in an uplink's file; then the oldest are overwritten
+RECENT = 64  # the last of them; all older ones are taken to have ended
+# key: the operation's (`fabric.Ticket`). start: seconds by `time.monotonic()`. size: bytes out of this node.
 TRANSFER = np.dtype([("key", "u8"), ("start", "f8"), ("size", "f8")])
 
 
@@ -25,8 +27,9 @@ TRANSFER = np.dtype([("key", "u8"), ("start", "f8"), ("size", "f8")])
 class Oversubscribed(Network):
     """A network for `World(n, fabric=…)` with a switch that passes less than the ports could send.
 
-    uplink_bandwidth: bytes/s of all ports of a node together, in one direction. Raises ValueError below
-    100 kB/s. (The planner has no such term: there each port has a smaller `inter_node_bandwidth`.)
+    uplink_bandwidth: bytes/s that the uplink carries for all ports of a node together, in one direction.
+    Raises ValueError below 100 kB/s. The planner ignores it: give it a Network with a smaller
+    `inter_node_bandwidth`.
     """
 
     uplink_bandwidth: float
@@ -37,8 +40,10 @@ class Oversubscribed(Network):
 
 
 def leaving(op: str, payload: float, ranks: Sequence[int], network: Network) -> dict[int, float]:
-    """Node -> bytes that an operation among `ranks` sends out of it. `ranks` are on several nodes. A ring has
-    one hop out of each node; an all-to-all sends from each rank to each rank outside the node.
+    """Node -> bytes that an operation sends out of it. ranks: its ranks, on several nodes. In a ring with
+    ranks in the order of nodes, one rank of each node sends to another node: counted is what the busiest rank
+    sends. (For a broadcast or a reduce that is too much on some nodes.) An all-to-all sends from each rank to
+    each rank outside the node.
     """
     nodes = [rank // network.gpus_per_node for rank in ranks]
     n, out = len(ranks), {}
@@ -85,7 +90,7 @@ def shared(path: str, kind: str | np.dtype, shape: int | tuple[int, ...]) -> np.
 
 
 class Uplink:
-    """The uplink of one node. Its file has the key, start and bytes of the transfers that have started."""
+    """The uplink of one node. Its files have the recorded transfers, and their number."""
 
     def __init__(self, path: str, bandwidth: float):
         self.bandwidth, self.lock = bandwidth, threading.Lock()
@@ -93,8 +98,8 @@ class Uplink:
         self.file = open(path, "r+b")  # for the lock
 
     def enter(self, key: int, start: float, size: float) -> None:
-        """Record that a transfer starts. Each of its ranks calls this; only the first call counts."""
-        with self.lock:  # this keeps out other threads of this rank, the file's lock other ranks
+        """Record a transfer. Every rank of the operation, on any node, calls this; the first call counts."""
+        with self.lock:  # keeps out this rank's other threads; the lock on the file keeps out other ranks
             fcntl.lockf(self.file, fcntl.LOCK_EX)
             try:
                 if key not in self._recent()["key"]:
@@ -104,7 +109,7 @@ class Uplink:
                 fcntl.lockf(self.file, fcntl.LOCK_UN)
 
     def until(self, key: int) -> float:
-        """When the transfer ends, given the transfers that have started so far; 0 if it is not known."""
+        """When the transfer ends, given those recorded so far; 0 if it is not among the last `RECENT`."""
         recent = self._recent()
         ends = ends_of([(float(p["start"]), float(p["size"])) for p in recent], self.bandwidth)
         return max((end for p, end in zip(recent, ends) if p["key"] == key), default=0.0)

@@ -3,12 +3,12 @@
     gather i    begin an all-gather of layer i's weights
     F i, B i    wait for them; run the layer forward, backward
     free i      free the whole weights; this rank's shard stays
-    reduce i    begin a reduce-scatter of layer i's gradients, and free the whole gradients
+    reduce i    begin a reduce-scatter of layer i's gradients; at its end the whole gradients are freed
 
 A step is a list of these, an *order*, the same on every rank: `fsdp_order` makes PyTorch's order, `run_order`
-runs any order.
-With a second group, `replicate`, weights are cut over `shard` alone, and gradients' shards are all-reduced
-over `replicate` (HSDP, hybrid sharding). After Zhao et al. 2023; PyTorch's `fully_shard` does it in hooks.
+runs any order. Weights are cut over the group `shard`. With a second group, `replicate`, whose ranks hold the
+same shard, the gradients' shards are also all-reduced over it (HSDP, hybrid sharding). After Zhao et al.
+2023; PyTorch's `fully_shard` runs such an order from hooks.
 """
 
 from __future__ import annotations
@@ -27,21 +27,24 @@ from .zero import Unit, trainable
 
 
 class Layer(Unit):
-    """A module, whole from `gather` to `free`, else a shard. `arrive` and `finish` wait for transfers."""
+    """A module whose shard stays, and whose whole weights are in memory from `gather` to `free`; they can be
+    used after `arrive`. Every method but `gather` may wait for a transfer.
+    """
 
     def __init__(self, module: nn.Module, parameters: list[nn.Parameter], shard=None, replicate=None):
         super().__init__(parameters, shard)
         self.module, self.replicate = module, replicate
-        self.copies = dist.get_world_size(replicate) if replicate else 1
-        self.arriving = self.reducing = self.gradients = self.mine = None
-        # The parameters are views of this tensor.
+        self.copies = dist.get_world_size(replicate) if replicate else 1  # number of ranks with this shard
+        self.arriving = self.reducing = None  # a Work: of the all-gather, of the reduction
+        self.gradients = self.mine = None  # a tensor: whole gradients, and this rank's shard of their sum
+        # From here on the parameters are views of `whole`, which is empty until the first `gather`.
         self.whole = self.shard.data.new_empty(self.shard_size * self.size)
         vector_to_parameters(self.whole[: self.n], parameters)
         self.free()
 
     @property
     def bytes_whole(self) -> int:
-        """Bytes of whole weights in memory: 0 after `free`."""
+        """Bytes that are allocated for the whole weights: 0 after `free`."""
         return self.whole.untyped_storage().nbytes()
 
     def gather(self) -> None:
@@ -53,12 +56,14 @@ class Layer(Unit):
     def arrive(self) -> None:
         """Wait for the all-gather. Raises RuntimeError if `gather` was not called since the last `free`."""
         if not self.bytes_whole:
-            raise RuntimeError("these weights are not here: gather them first, after each free again")
+            raise RuntimeError(
+                "weights are not gathered: gather them before F and before B, and after each free"
+            )
         self.arriving.wait()
 
     def free(self) -> None:
-        """Free the memory of the whole weights. Tensors that autograd saved share this memory: `gather` fills
-        it again.
+        """Free the memory of the whole weights. Tensors that autograd saved are in the same memory, and valid
+        again after the next `gather`.
         """
         if self.arriving:
             self.arriving.wait()
@@ -73,7 +78,7 @@ class Layer(Unit):
         self.reducing = reduce_scatter(self.mine, self.gradients, group=self.group, async_op=True)
 
     def replicas(self) -> None:
-        """Wait for the reduce-scatter, then begin to sum the shard over the ranks with the same shard."""
+        """Wait for the reduce-scatter, if one runs; with `replicate` begin an all-reduce of the result."""
         if self.gradients is not None:
             self.reducing.wait()
             self.gradients = None
@@ -96,11 +101,11 @@ def shard_layers(model: nn.Sequential, shard=None, replicate=None) -> list[Layer
 
 
 def fsdp_order(n: int, m: int = 1, prefetch: int = 1, reshard: bool = True, hold: bool = False):
-    """One step of n layers and m microbatches, as a list of (what, layer, microbatch). prefetch: number of
-    layers that are gathered before they are needed. reshard: whether weights are freed after forward and
-    gathered again for backward (`reshard_after_forward`). hold: whether weights and gradients stay whole from
-    a microbatch's backward to the next forward, and gradients are reduced once, after the last backward
-    (`set_reshard_after_backward`, `set_requires_gradient_sync`: both False).
+    """One step of n layers and m microbatches, as a list of (what, layer, microbatch). prefetch: how many
+    layers after the running one are gathered already. reshard: whether weights are freed after forward and
+    gathered again for backward (`reshard_after_forward`). hold: whether weights stay whole from a
+    microbatch's backward to the next forward, and gradients until the last microbatch, where each layer's
+    are reduced once (`set_reshard_after_backward`, `set_requires_gradient_sync`: both False).
     """
     order, whole = [], set()
 
@@ -125,15 +130,16 @@ def fsdp_order(n: int, m: int = 1, prefetch: int = 1, reshard: bool = True, hold
 
 
 def run_order(layers: list[Layer], order, tokens, targets, around: Callable = lambda *_: nullcontext()):
-    """`twin_step` in shards, on this rank's tokens (b, s). Returns their loss; the ranks' mean gradients are
-    in each shard.grad. around(what, layer, microbatch): a context in which each line of the order runs, to
-    time it or to slow it down. Raises RuntimeError for weights that are not gathered, ValueError if the
+    """The forward and backward of `model.twin_step` on sharded layers, for this rank's tokens (b, s). Returns
+    their loss; the ranks' mean gradients are in each shard.grad. around(what, number of the layer,
+    microbatch): a context in which each line of the order runs without the waits before it, to time it or to
+    slow it down. Raises RuntimeError for weights that are not gathered, ValueError if the
     microbatches do not divide the sequences.
     """
     if len(tokens) % (m := 1 + max(k for *_, k in order)):
         raise ValueError(f"{len(tokens)} sequences do not divide by {m} microbatches")
     parts, kept, upstream = list(zip(tokens.chunk(m), targets.chunk(m))), {}, {}
-    loss, last = 0.0, None  # last: the layer whose gradients are being reduced
+    loss, last = 0.0, None  # last: the layer of the latest reduce
     for what, i, k in order:
         layer = layers[i]
         if what in "FB":

@@ -1,5 +1,6 @@
-"""Compares the ranks' steps with their twin's, the same steps of the whole model on one device: finds the
-first difference and its cause. It reads recorded steps (`record.Seen`), runs no model and needs no ranks.
+"""Compares the recorded steps of the ranks (`record.Seen`) with those of their twin, which is the whole model
+on one device. Stops at the first step that differs, and names causes. The twin is run again only to try rows
+of the batch (`Twin.parts`). No other process is needed.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ from .record import Seen, Tensors
 from .verdict import EXACT, Twin, Verdict, Wrong, by_cause, of_dropouts
 
 DOUBLE = torch.finfo(torch.float64).eps
-# A spread is the difference between two runs of the twin, which sum in different orders.
-ROUNDINGS = 4  # in types other than float64, a difference of so many eps is allowed
-SPREAD = 8  # a difference of so many times the spread is allowed
-FAR = 16  # a spread of more medians is left out: after the first step a few parameters have one by chance
-SMALL = 1e-6  # of the largest gradient, of the loss, of an output: what is smaller may be only rounding
-OF_ROWS = "rows missing", "rows repeated", "rows weighted", "padding counted"
-REFUSED = "rows could not be tried: "
-# Elements with a gradient below this share of their tensor's largest are not compared after the update:
-# Adam's step is as large for any gradient, so rounding in a tiny one changes the whole step.
+# A spread is the relative difference between the twin's two runs (`Twin.again`).
+ROUNDINGS = 4  # a difference of so many eps is allowed: in types other than float64, and in every update
+SPREADS = 8  # a difference of so many spreads is allowed
+FAR = 16  # a spread of more than so many medians does not count: of a few gradients it is large by chance
+# A gradient below this share of the largest may be only rounding. Also the least tolerance for outputs and
+# updates, and the least absolute loss by which a difference is divided.
+SMALL = 1e-6
+ROW_CAUSES = "rows missing", "rows repeated", "rows weighted", "padding counted"
+REFUSED = "rows could not be tried: "  # `_of_gradients` looks for this in a cause's text
+# Elements with a gradient below this share of their tensor's largest, or below 10 times the allowed
+# difference, are not compared after the update: Adam's step is as large for any gradient, so rounding in a
+# tiny one changes the whole step.
 VISIBLE = 1e-4
 
 
@@ -62,9 +66,9 @@ class Comparison:
         self.verdict = Verdict(layout, exact=self._eps == DOUBLE, least=self._allowed(0))
 
     def run(self) -> Verdict:
-        """Compare all steps, and return the verdict. The comparison stops after the first step that differs.
-        In that step clipping, the update and buffers are compared only if loss and gradients are equal.
-        Dropouts are always compared.
+        """Compare step by step, and return the verdict. The first step that differs is the last one; if
+        weights differ before it, no step is compared. In a step: the loss and the gradients, then clipping,
+        the update and buffers, each only if all before it are equal. Dropouts are always compared.
         """
         if not self.verdict.add(by_cause(0, "weights", self._weights()), "weights"):
             any(self._step(number) for number in range(len(self.twin.steps)))
@@ -74,14 +78,14 @@ class Comparison:
         return self.verdict
 
     def _allowed(self, number: int, spread: float = 0.0) -> float:
-        """The allowed relative difference in step `number` (from 0). spread: the difference of this quantity
-        between the twin's two runs.
+        """The relative difference that is allowed in step `number` (from 0) for a quantity of this spread. At
+        least what the usual spread of that step's gradients allows.
         """
         rounding = EXACT if self._eps == DOUBLE else ROUNDINGS * self._eps
-        return max(rounding, SPREAD * spread, SPREAD * self._usual[number])
+        return max(rounding, SPREADS * spread, SPREADS * self._usual[number])
 
     def wants_outputs(self) -> bool:
-        """Whether the modules' outputs of the first step are needed to find the cause."""
+        """Whether the first step's loss differs: the modules' outputs are then needed for the cause."""
         self._at(0)
         return bool(self._loss())
 
@@ -128,8 +132,8 @@ class Comparison:
         return parts
 
     def _weights(self) -> Wrong:
-        """Copies of one tensor that differ before the first step; weights that are not those of
-        `build(None)`, if others are.
+        """Copies of one tensor that differ before the first step. If none do: weights that differ from those
+        of `build(None)`, if at least one equals them.
         """
         self._seen, whole = {rank: steps[0] for rank, steps in self.ranks.items()}, self.twin.steps[0].before
         wrong = {}
@@ -146,14 +150,16 @@ class Comparison:
         if wrong or len(other) in (0, len(own)):  # if all differ, only the seed was another: no mistake
             return wrong
         holds = {name: next((n for n in own if torch.equal(own[n], whole[name])), "") for name in other}
-        cause = Cause("other weights", text="not those of build(None), though others are")
+        cause = Cause("other weights", text="they differ from build(None)'s, while others equal them")
         if all(holds.values()):
             phrase = "; ".join(f"{name} holds the twin's {held}" for name, held in list(holds.items())[:2])
             cause = Cause("swapped", text=f"other tensors of the twin: {phrase}{'; …' * (len(holds) > 2)}")
         return {name: (apart(whole[name], own[name]), cause) for name in other}
 
     def _loss(self) -> Wrong:
-        """The loss, if neither the ranks' mean nor a sum over some axes equals the twin's; otherwise {}."""
+        """A module's name, or '' -> (difference, cause), if neither the mean of the ranks' losses nor their
+        sum over some axes equals the twin's; otherwise {}, also if a loss is not known.
+        """
         losses = [seen.loss for seen in self._seen.values() if seen.loss is not None]
         self._shares = ()
         if (twins := self._twin.loss) is None or not losses:
@@ -168,7 +174,7 @@ class Comparison:
         far = math.inf if math.isnan(mean) else off(mean)
         before = self.twin.steps[self._number - 1].loss if self._number else math.inf
         if before is not None and abs(mean - before) <= allowed * abs(mean):
-            text = f"it equals the loss of step {self._number}: that step changed nothing here"
+            text = f"it equals the loss of step {self._number}: that step changed nothing on the ranks"
             return {"": (far, Cause("stale", text=text))}
         if self._number == 0 and (cause := of_inputs(self._seen, self._twin)):
             return {"": (far, cause)}
@@ -177,17 +183,17 @@ class Comparison:
         ratio = mean / twins
         text = f"{times(ratio)}{size_text(ratio, self.mesh)[1]}"
         if self._number == 0:
-            text += ". No module's output differs: look at targets, mask and mean"
+            text += ". No module's output that could be compared differs: look at targets, mask and mean"
         return {"": (far, Cause("loss", text=text))}
 
     def _of_gradients(self, loss: Wrong, gradients: Wrong) -> Wrong:
-        """The loss. If it has no cause of its own, it gets the gradients' cause in the batch's rows, or the
-        reason why rows could not be tried.
+        """The loss. If its cause is only 'loss', it gets a gradient's cause of `ROW_CAUSES`, or the reason
+        why rows could not be tried.
         """
         ((far, cause),) = loss.values()
         if cause.kind != "loss":
             return loss
-        rows = [cause for _, cause in gradients.values() if cause.kind in OF_ROWS]
+        rows = [cause for _, cause in gradients.values() if cause.kind in ROW_CAUSES]
         refused = next((cause.text for _, cause in gradients.values() if REFUSED in cause.text), "")
         if not rows and refused:
             rows = [replace(cause, text=f"{cause.text}; {refused[refused.index(REFUSED) :]}")]
@@ -204,9 +210,9 @@ class Comparison:
         return ()
 
     def _first_output(self) -> tuple[str, Cause] | None:
-        """The first module whose output differs from the twin's. If a later module is right, an earlier one
-        that only misses a sum is left out, and so is one inside the right module: the outer module may
-        complete its output (Megatron's adds the bias there).
+        """The first module, in the order of the twin's outputs, whose output differs. When a module is right,
+        two kinds of wrong modules before it are dropped: those whose output is only not summed, and those
+        inside it, because it may complete their output (Megatron's outer module adds the bias).
         """
         wrong: list[tuple[str, Cause]] = []
         for name, whole in self._twin.outputs.items():
@@ -223,7 +229,7 @@ class Comparison:
         return next(iter(wrong), None)
 
     def _least(self) -> float:
-        """The norm below which a gradient may be only rounding: a bias of attention's keys has gradient 0."""
+        """The norm below which a gradient may be only rounding; that of the keys' bias is 0 in theory."""
         lengths = (float(g.double().norm()) for g in self._twin.gradients.values())
         return SMALL * max(lengths, default=0.0)
 
@@ -232,9 +238,8 @@ class Comparison:
         wrong, common = self._wrong_gradients({})
         if len(wrong) > len(self._twin.gradients) / 2 and (scale := _common(common)):
             but_for, _ = self._wrong_gradients(scale)
-            if (
-                0 < len(but_for) < len(wrong)
-            ):  # the reader's code may scale all gradients alike, as clipping does
+            # If a shared factor, as of clipping, explains some gradients, only the others are reported.
+            if 0 < len(but_for) < len(wrong):
                 wrong = but_for
         open_ = [name for name, (_, cause) in wrong.items() if cause.kind in ("unexplained", "some ranks")]
         of_all, refused = (self._not_zeroed(open_) or self._of_inputs()) if open_ else None, ""
@@ -261,7 +266,9 @@ class Comparison:
                 fits = {rank: factor(part, parts.wanted[rank]) for rank, part in parts.got.items()}
                 factors[name] = {rank: c for rank, (c, rest) in fits.items() if rest <= parts.tolerance}
             missing = {rank: rank not in parts.got for rank in self.places.of[name]}
-            if any(missing.values()) and whole.norm() > least:
+            if all(missing.values()) and whole.norm() > least:
+                wrong[name] = 1.0, Cause("no gradient", text="no rank has a gradient")
+            elif any(missing.values()) and whole.norm() > least:
                 phrase = "no gradient on some ranks: differs"
                 wrong[name] = 1.0, differing("no gradient", phrase, missing, self.mesh)
             elif parts.off(least) > allowed:
@@ -272,9 +279,12 @@ class Comparison:
         return of_inputs(self._seen, self._twin) if self._number == 0 else None
 
     def _not_zeroed(self, names: Sequence[str]) -> Cause | None:
-        """A cause if a gradient contains a multiple of the previous step's gradient."""
+        """A cause if each of these gradients, on every rank, is the twin's and a multiple of the step
+        before's.
+        """
         if not self._number:
             return None
+        c = 0.0
         for name in names:
             whole = self._twin.gradients[name]
             for rank, seen in self._seen.items():
@@ -284,13 +294,15 @@ class Comparison:
                     c, rest = factor(seen.gradients[name].flatten() - wanted, before)
                     if rest > 1e-4 or abs(c) < 1e-3:
                         return None
-        share = "" if abs(c - 1) < 1e-3 else f" ({c:.3g} times, so on some ranks only)"
+        if not c:  # no rank has such a gradient in both steps
+            return None
+        share = "" if abs(c - 1) < 1e-3 else f" ({c:.3g} times, perhaps on some ranks only)"
         text = f"step {self._number}'s gradients are still in them{share}: never set to zero"
         return Cause("not zeroed", text=text)
 
     def _beside_calls(self, name: str, cause: Cause) -> Cause:
-        """The cause, with the collectives over its axes that received the gradient itself in the
-        first step.
+        """The cause. If it is a sum or mean that is missing in the first step, with the collectives over its
+        axes that received the gradient itself; a copy of it, as in a bucket, is not found.
         """
         if self._number or cause.kind not in ("not summed", "not averaged"):
             return cause
@@ -303,8 +315,8 @@ class Comparison:
         return replace(cause, text=f"{cause.text}. {phrase}")
 
     def _of_rows(self, names: list[str]) -> tuple[Cause | None, str]:
-        """(a cause in the weights of the batch's rows or tokens, or in its mask; the reason if rows could not
-        be tried).
+        """(a cause in how often rows or tokens of the batch count, or in its mask; the reason if rows could
+        not be tried).
         """
         rank = next(
             rank for rank, seen in self._seen.items() if any(name in seen.gradients for name in names)
@@ -325,8 +337,8 @@ class Comparison:
         return tried and of_masks(got, parts, without_mask, allowed, rows.each) or None, unmasked.refused
 
     def _of_strangers(self, name: str) -> Cause | None:
-        """A cause if a gradient equals that of another parameter on another rank: it was reduced over ranks
-        that hold other parameters.
+        """A cause if a gradient equals that of another parameter, or of another part of this one, on another
+        rank: it was reduced over ranks that hold something else.
         """
         family = {name, *self.twin.aliases.get(name, ())}
         for rank, mine in self._seen.items():
@@ -402,7 +414,7 @@ class Comparison:
 
 
 def _common(factors: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
-    """Rank -> the factor that most of its gradients share; {} if they share none, or it is 1."""
+    """Rank -> the factor that at least half of all gradients share; {} if a rank has none, or all are 1."""
     scale = {}
     for rank in {rank for of_ranks in factors.values() for rank in of_ranks}:
         found = sorted(of_ranks[rank] for of_ranks in factors.values() if rank in of_ranks)
@@ -415,5 +427,5 @@ def _common(factors: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
 
 
 def _usual(spreads: list[float]) -> float:
-    """The largest spread, without gradients that are only rounding."""
+    """The largest spread that is at most `FAR` medians."""
     return max(spread for spread in spreads if spread <= FAR * median(spreads))
