@@ -43,7 +43,7 @@ def test_what_can_never_go_on_is_proven(alone, name):
 def test_what_may_be_helped_or_is_not_seen_is_noted_and_not_proven(world, name, monkeypatch):
     notes = []
     monkeypatch.setattr(lines, "STILL", 0.5)
-    monkeypatch.setattr(View, "stands", lambda view, places: notes.append(places))
+    monkeypatch.setattr(View, "set_places", lambda view, places: notes.append(places))
     with pytest.raises(RankError) as caught:
         world.run(hanging.PROGRAMS[name], timeout=2)
     assert caught.value.kind == "timeout" and "No rank can" not in str(caught.value)

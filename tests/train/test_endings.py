@@ -35,7 +35,7 @@ def test_a_checkpoint_in_the_background_is_of_the_step_that_began_it(pair, tmp_p
 
     def train_on(config):
         trainer, may_end = Trainer(config), threading.Event()
-        trainer.thread.submit(may_end.wait)
+        trainer.saver.submit(may_end.wait)
         for _ in range(3):
             trainer.step()
         trainer.save()

@@ -263,7 +263,7 @@ def test_a_checkpoint_of_another_model_or_none(trained, aside, tmp_path):
 
 def in_a_log(*options):
     """With a line for each step."""
-    train.EVERY = 0.0
+    train.LOG_SECONDS = 0.0
     return main_of(*options)
 
 
