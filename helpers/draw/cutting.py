@@ -1,4 +1,6 @@
-"""Pictures of what each axis cuts, and of the part that each rank gets."""
+"""Two pictures, coloured by rank: a cube of work that each of the three parallelisms cuts, and a matrix
+product whose matrix is cut by columns or by rows.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from .picture import HATCH, INK, PAPER, Picture, box, rank_colour, row_of_panels
 
 @styled
 def cuts(n: int = 4) -> Picture:
-    """The block of work, batch × width × depth, cut by each of the three axes and coloured by rank."""
+    """Three panels: the same cube of work, batch × width × depth, cut into n slices along another edge in
+    each, a slice for each rank.
+    """
     figure, axes = row_of_panels(3, 9.6, 2.9)
     titles = ("data: cut the batch", "tensor: cut the width", "pipeline: cut the depth")
     for axis, (ax, title) in enumerate(zip(axes[0], titles)):
@@ -29,13 +33,13 @@ def cube(ax, cut: int, n: int) -> None:
     """Draw the front, top and right face of a cube. cut: the axis that is cut, 0 for batch, 1 for width, 2
     for depth. n: number of slices.
     """
-    # Unit vectors on paper: width points right, depth up, batch to the back, up and right.
+    # Each edge of the cube as a vector in the figure. Batch points to the back, so it is drawn oblique.
     batch, width, depth = np.array([0.5, 0.32]), np.array([1.0, 0.0]), np.array([0.0, 1.0])
     unit = (batch, width, depth)
 
     def face(origin, a, b, shade):
-        """Draw the parallelogram at `origin` along the axes a and b: in strips if one of them is cut,
-        otherwise in one colour. shade: how much darker.
+        """Draw the parallelogram at `origin` along the edges number a and b: in strips if one of them is cut,
+        otherwise in one colour. shade: opacity of a black layer on it.
         """
         slices = n if cut in (a, b) else 1
         for i in range(slices):

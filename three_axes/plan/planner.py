@@ -1,7 +1,8 @@
-"""Which layout? Times all of them, says why most are not possible, ranks the rest, and says what would change
-the best.
+"""Times the layouts of a job on a number of GPUs, gives a reason for impossible sizes, ranks the layouts that
+fit, and finds changes of the job with which other sizes are the best.
 
-The same formulas as `cost` and `memory`, evaluated for all layouts of a kind at once.
+It uses the formulas of `cost` and `memory` on arrays: all layouts of one schedule and recompute policy at
+once.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from .step import Estimate, estimate
 @dataclass(eq=False, repr=False)
 class Plan:
     """All layouts of a job on so many GPUs. `ranked`: those that fit, fastest first. `tight`: those that fit
-    only if the allocator reserves less than usual, fastest first. `too_large`: the rest, smallest first.
-    `space`: all layouts. `measured`: layouts whose seconds of a step were measured."""
+    only if the allocator reserves less than usual, fastest first. `too_large`: those that need more
+    than the GPU's memory, least memory first. `space`: the layouts that were tried, without those that
+    recompute only some layers of a stage. `measured`: layout -> measured seconds of a step.
+    """
 
     job: Job
     space: Space
@@ -48,12 +51,12 @@ class Plan:
 
     @property
     def looked_at(self) -> int:
-        """The number of layouts that were timed, with those that do not fit."""
+        """The number of layouts in `space`, whether they fit or not."""
         return len(self.space.numbers)
 
     @property
     def options(self) -> dict:
-        """The arguments of `plan` besides the job and the GPUs."""
+        """The fixed sizes that `plan` was given."""
         return dict(self.space.only)
 
     @property
@@ -84,7 +87,9 @@ class Plan:
 
     @cached_property
     def remedies(self) -> list[str]:
-        """Sentences on what would make it fit if nothing does: see `remedies`."""
+        """At most three phrases, each a change with which a layout fits; [] if one fits: see
+        `remedies.remedies`.
+        """
         from .remedies import remedies
 
         fits = lambda job, gpus, **only: bool(plan(job, gpus=gpus, **only).ranked)
@@ -92,7 +97,9 @@ class Plan:
 
     @cached_property
     def sure(self) -> Sure:
-        """How sure these figures are."""
+        """The interval for this kind of run, and the difference below which two layouts tie:
+        `certainty.Sure`.
+        """
         return sure(self.job)
 
     def ties(self, row: Candidate) -> bool:
@@ -101,19 +108,19 @@ class Plan:
 
     @cached_property
     def by_axes(self) -> list[Candidate]:
-        """The best layout of each combination of sizes, fastest first."""
+        """Of each combination of axes' sizes the fastest layout that fits; fastest first."""
         return self.ranked.first_of_each() if self.ranked else []
 
     def estimate(self, row: Candidate | None = None) -> Estimate:
         """The estimate of the best layout, or of another row. If a layout with the same sizes was measured,
-        its correction is applied.
+        the seconds are multiplied by its measured over its predicted ones.
         """
         made = estimate(self.job, (row or self.best).layout)
         return replace(made, off=_off(self.job, self.measured).get(made.layout.axes, 1.0))
 
     def why(self, **sizes: int) -> str:
-        """Why these sizes, such as dp=4, tp=8, are not the best: what they lose, or why they are
-        impossible.
+        """On these sizes, such as dp=4, tp=8: their place and what they lose to the best, or why they do not
+        fit, are impossible or were not tried.
         """
         axes = Axes(**sizes)
         if axes in self.impossible:
@@ -137,7 +144,7 @@ class Plan:
         if axes.ranks != self.gpus:
             return f"{axes} takes {axes.ranks} GPUs, but there are {self.gpus}"
         only = ", ".join(f"{axis} {size}" for axis, size in self.space.only.items() if axis in Axes._fields)
-        return f"{axes} was not looked at, only {only}"
+        return f"{axes} was not looked at, {f'only {only}' if only else 'since nobody asked for it'}"
 
     def _why_there(self, place: int) -> str:
         mine, best = self.estimate(self.by_axes[place]), self.estimate()
@@ -160,7 +167,9 @@ class Plan:
         )
 
     def alone(self) -> str:
-        """A sentence that one GPU would be as fast; "" if it would not, or cannot hold the model."""
+        """A sentence that one GPU would be as fast; "" if it would not, or if it cannot hold the model; also
+        for one GPU, and for fixed sizes.
+        """
         weights = self.job.model.params * self.job.framework.holds.weight_bytes
         if self.gpus == 1 or weights > self.job.cluster.device.memory or self.space.only:
             return ""
@@ -170,8 +179,8 @@ class Plan:
         return f"one GPU would be as fast: {one.best.seconds:.3f} s with {one.best.layout}"
 
     def flips(self) -> list[tuple[str, float, Candidate]]:
-        """(quantity, factor, the best layout then): for each quantity the smallest change, from half to
-        twice, that makes another layout the best.
+        """(quantity, factor, the best layout then), for each quantity the first of × 0.75, 1.5, 0.5 and 2
+        with which other sizes of axes are the best. A quantity with which none are is left out.
         """
         flipped = []
         for what in CHANGES:
@@ -183,7 +192,9 @@ class Plan:
         return flipped
 
     def changed(self, what: str, factor: float) -> Plan | None:
-        """The plan with one quantity (of CHANGES) times `factor`; None if no job can have that value."""
+        """The plan with one quantity (of CHANGES) times `factor`, without corrections by measured layouts;
+        None if no job can have that value.
+        """
         try:
             job = self.job.changed(what, factor)
         except ValueError:
@@ -215,13 +226,14 @@ class Plan:
 
 
 def plan(job: Job, *, gpus: int, measured: Mapping[Layout, float] | None = None, **only) -> Plan:
-    """Every layout of a job on `gpus` GPUs that its framework offers: all dp·tp·pp, microbatches, schedules,
-    interleavings, ZeRO stages, recompute, SP.
+    """The layouts of a job on `gpus` GPUs that its framework offers: sizes of dp, tp, pp, cp and ep,
+    microbatches, schedules, interleavings, ZeRO stages, recompute, SP. `candidates` and `space` have their
+    limits.
 
-    measured: layouts whose seconds are known, as returned by `measured.of_your_source` with the job. only:
-    fixed sizes of axes, such as tp=8. With fused attention, 'selective' recompute equals 'none', and is tried
-    only if it is the only one requested. Raises ValueError for numbers that make no sense. If no layout fits,
-    the plan's `ranked` is empty.
+    measured: layout -> seconds, the second result of `measured.of_your_source`, whose first is the job. only:
+    fixed sizes of axes, such as tp=8, and `shard`. With fused attention, 'selective' recompute equals 'none',
+    and is tried only if the framework offers nothing else. Raises ValueError for numbers that make no sense.
+    If no layout fits, the plan's `ranked` is empty.
     """
     whole("gpus", gpus, 1, 10**7)
     only = {axis: size for axis, size in only.items() if size is not None}
@@ -231,7 +243,7 @@ def plan(job: Job, *, gpus: int, measured: Mapping[Layout, float] | None = None,
 
 
 def _off(job: Job, measured: Mapping[Layout, float]) -> dict[Axes, float]:
-    """Sizes of a measured layout -> measured over predicted seconds, after its source's bias is taken out."""
+    """Axes of each measured layout -> measured over predicted seconds, which `job.measured` has corrected."""
     return {at.axes: seconds / estimate(job, at).step_seconds for at, seconds in measured.items()}
 
 

@@ -1,13 +1,14 @@
 """The errors of the cost model on published runs.
 
-`table` gives the mean error of the seconds per step for each published table, with the median, the 90th
+`table` gives the mean error of the seconds per step for each published set of runs, with the median, the 90th
 percentile and the bias. Beside these it gives the error of a null model (one constant share of peak, the best
-one for that table) and of the best tool known to have been run on the table. The constants were fitted to the
-first two tables only. The tables and their sources are in data/.
+one for that set) and, for four sets, of the best other tool known to have been run on them. Five of `cost`'s
+constants were fitted, to the first two sets, with an earlier form of the model; `exposed` was set with ZeRO-3
+runs in view. The tables and their sources are in data/.
 
-If a table does not print the microbatch or the interleaving, the fastest is assumed, as its authors would
-have chosen. Megatron-DeepSpeed runs (BLOOM, MT-NLG) are slower than Megatron-LM's of the same shape. So one
-factor for that framework is computed from BLOOM's single row and applied to MT-NLG.
+If a table does not print the microbatch or the interleaving, the one that is predicted to be the fastest is
+taken, as its authors would have chosen. Megatron-DeepSpeed runs (BLOOM, MT-NLG) are slower than Megatron-LM's
+of the same shape. So MT-NLG's predictions are multiplied by measured over predicted seconds of BLOOM's run.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ A100, H100, ROCE = CLUSTERS["dgx-a100"], CLUSTERS["dgx-h100"], CLUSTERS["a100-ro
 MEGATRON = FRAMEWORKS["megatron-lm"]
 MEGATRON_2022 = MEGATRON.but(fused_attention=False, hides=("input gradients",))
 MEGATRON_2021 = MEGATRON_2022.but(hides=(), fused_sums=False)
-META = MEGATRON.but(hides=("gradients", "updated weights"))  # the paper does not say that TP's sums hide
-# DeepSpeed gathers weights before they are needed, but each node uses only one of its ports.
+# The paper does not say that anything else, such as TP's collectives, runs under computation.
+META = MEGATRON.but(hides=("gradients", "updated weights"))
 DEEPSPEED_2021 = FRAMEWORKS["deepspeed"].but(fused_attention=False, fused_sums=False)
 PLAIN: dict[str, Any] = dict(recompute="full", sequence_parallel=False)
+# Mean error in %, and the tool; in-sample: the tool was fitted to these runs.
 BEST_TOOL = {
     "Korthikanti 2022, T5 (fitted)": "3.65 Calculon, in-sample",
     "Narayanan 2021, T1 (fitted)": "10.4 Calculon",
@@ -117,13 +119,16 @@ def _narayanan_2(scheme):
             job = Job(model, A100, batch, 2048, MEGATRON_2021)
             guess = fastest(job, n // parts, 8, parts // 8, (b,), **PLAIN)
         else:
+            # DeepSpeed's group uses one port of each node.
             job = Job(model, replace(A100, rails=1), batch, 2048, DEEPSPEED_2021)
             guess = seconds(job, Layout(dp=n, microbatch=b, zero=3, **PLAIN))
         yield guess, real, job, n
 
 
 def _megatron_deepspeed(name):
-    """These runs have no interleaving and half-precision gradients, and hide no communication."""
+    """Assumed for these runs: half-precision gradients, ZeRO-1, no interleaving, and no communication that
+    runs under computation.
+    """
     framework = MEGATRON_2021.but(gradient_bytes=2)
     for r in rows_of("large_runs.csv"):
         if r["model"].startswith(name) and r["iter_s"] and not r["note"].startswith("tuning"):
@@ -141,9 +146,9 @@ def _mt_nlg():
 
 
 def _zero_bubble(*schedules):
-    """ZB-1p is the schedule that the authors' program finds within 1F1B's memory. ZB-H1 is simulated for it,
-    because the printed bubble rates are ZB-H1's. Their script (examples/pretrain_zero_bubble.sh) does not tie
-    the head to the embedding.
+    """ZB-1p is the schedule that the authors' program finds within 1F1B's memory. It is predicted as ZB-H1,
+    because the paper prints the same bubble rates for both. Their script (examples/pretrain_zero_bubble.sh)
+    does not tie the head to the embedding.
     """
     for r in rows_of("zero_bubble_2023.csv"):
         if r["schedule"] in schedules:
@@ -173,8 +178,9 @@ def bubble_rates():
 def _llama_405b():
     """The third row also splits each sequence over 16 ranks. A rank computes a sixteenth of every sequence,
     but its attention reads the keys and values of the whole sequence. These are gathered in each layer's
-    forward and again in its backward, and their gradients are scattered, over one port of each GPU. dp is the
-    outermost axis, as in the paper.
+    forward and again in its backward, and their gradients are scattered, over one port of each GPU. Here that
+    is a microbatch of 1/cp sequences and dp·cp ranks of dp, with these gathers added. dp is the outermost
+    axis, as in the paper.
     """
     model, c = MODELS["llama-3-405b"], constants()
     for r in rows_of("llama_3_405b_table4.csv"):
@@ -188,15 +194,15 @@ def _llama_405b():
         for v in (1, 2, 4, 8):  # the paper does not print the number of chunks
             sizes: dict[str, Any] = dict(dp=d * cp, tp=t, pp=p, microbatch=1 / cp)
             layout = Layout(**sizes, **chunked(v), zero=1, order=("dp", "pp", "tp"))
-            # This stage gathers for each of m microbatches; in the bubble each other stage gathers once.
+            # m microbatches through L/p layers; in the bubble one through the other stages' layers, over v.
             around = gather * model.layers * (m / p + (1 - 1 / p) / v)
             guesses.append(seconds(job, layout) + around)
         yield min(guesses), real, job, n
 
 
 def _torchtitan():
-    """These runs use FSDP2 without a compiler. It gathers half-precision weights, and sums float32
-    gradients.
+    """These runs use FSDP2, which gathers half-precision weights and reduces float32 gradients, and no
+    compiler.
     """
     for r in rows_of("torchtitan_2024_a100.csv"):
         n, b = int(r["gpus"]), int(r["microbatch_seqs"])
