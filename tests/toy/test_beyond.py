@@ -322,8 +322,8 @@ def test_fsdp_refuses_what_cannot_be(world):
 
     whole = toy.fsdp_order(3)
     no_second = [line for i, line in enumerate(whole) if line[0] != "gather" or i < 5]
-    assert "gather them first" in world.run(run, no_second)[0]
-    assert "gather them first" in world.run(run, whole[1:])[0]
+    assert "gather them before F" in world.run(run, no_second)[0]
+    assert "gather them before F" in world.run(run, whole[1:])[0]
     assert "3 sequences do not divide by 2" in world.run(run, toy.fsdp_order(3, 2), rows=3)[0]
     assert "share a parameter" in world.run(run, whole, tied=True)[0]
 
