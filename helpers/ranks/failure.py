@@ -253,7 +253,7 @@ def standing(statuses: list[RankStatus]) -> str:
     """Where each rank was when it was asked, in one line; if all of them only waited, also why that is no
     proof of a hang.
     """
-    places = "; ".join(text.strip().replace("   ", ": ", 1) for text in _others(statuses, [])[1:])
+    places = "; ".join(": ".join(filter(None, group)) for group in _groups(statuses, []))
     waits = all(s.finished or s.where and s.where["waits"] for s in statuses)
     why = [f"rank {r} {s.where['help']}" for r, s in enumerate(statuses) if s.where and s.where["help"]]
     return places + (f". That is no proof of a hang: {why[0]}" if waits and why else "")
@@ -266,7 +266,7 @@ def left_behind(statuses: list[RankStatus], members: list[int], state: str) -> s
     began: dict[str, list[int]] = {}
     for r in members:
         if (where := statuses[r].where) and (inside := where["in"]):
-            began.setdefault(_collective(inside) + _at(inside), []).append(r)
+            began.setdefault(_with_line(_collective(inside), _at(inside)), []).append(r)
     started = [f"    {ranks(who)} began {what}" for what, who in began.items()]
     return "\n".join(["note: nobody waits for this, and it cannot end, so it was given up:", *started, state])
 
@@ -279,29 +279,36 @@ def interrupted(statuses: list[RankStatus], state: str) -> str:
 
 
 def _others(statuses: list[RankStatus], but: list[int], heading: str = "Meanwhile:") -> list[str]:
-    """What the ranks outside `but` were doing, below the heading: one line for all ranks that did the same,
-    with the longest of their waits. [] if `but` has all ranks.
+    """What the ranks outside `but` were doing, below the heading; [] if `but` has all ranks."""
+    groups = [f"    {_with_line(*group)}" for group in _groups(statuses, but)]
+    return [heading, *groups] if groups else []
+
+
+def _groups(statuses: list[RankStatus], but: list[int]) -> list[tuple[str, str]]:
+    """For the ranks outside `but`, one pair for all that did the same: (what they did, with the longest of
+    their waits; the line of their code in which they waited, or '').
     """
     doing: dict[tuple[str, str], dict[int, float | None]] = {}
     for r, s in enumerate(statuses):
         if r not in but:
             what, since, where = _doing(s)
             doing.setdefault((what, where), {})[r] = since
-    texts = []
+    groups = []
     for (what, where), members in doing.items():
         longest = "" if None in members.values() else f", {time.monotonic() - min(members.values()):.1f} s"
         if what.startswith("was ") and len(members) > 1:
             what = "were" + what[3:]
-        texts.append(f"    {ranks(list(members))} {what}{longest}{where}")
-    return [heading, *texts] if doing else []
+        groups.append((f"{ranks(list(members))} {what}{longest}", where))
+    return groups
 
 
 def _doing(s: RankStatus) -> tuple[str, float | None, str]:
-    """(what the rank was doing, since when if it was waiting, the line of its code)."""
+    """(what the rank was doing; if it was waiting: since when, and the line of its code, or '')."""
     if s.finished:
         return "had finished", None, ""
     if s.error and s.error.follows:
-        return "lost the connection", None, f" at {lines.show(s.error.lines[-1])}" if s.error.lines else ""
+        at = f" at {lines.show(s.error.lines[-1])}" if s.error.lines else ""
+        return f"lost the connection{at}", None, ""
     if s.error and not s.error.aborted:
         return f"raised {s.error.type}", None, ""
     if s.where is None:
@@ -311,9 +318,9 @@ def _doing(s: RankStatus) -> tuple[str, float | None, str]:
         return f"waited in {_collective(inside)}", inside["at"], _at(inside)
     begun = f", with {_collective(inside)} begun" if inside else ""
     if s.where["line"]:
-        return "was at", None, f" {lines.show(s.where['line'])}{begun}"
+        return f"was at {lines.show(s.where['line'])}{begun}", None, ""
     if s.where["running"] is not None:
-        return "was in code that is not yours", None, begun
+        return f"was in code that is not yours{begun}", None, ""
     return "had finished", None, ""
 
 
@@ -330,8 +337,13 @@ def _collective(box: dict, peer: bool = True) -> str:
 
 
 def _at(box: dict) -> str:
-    """The line of the reader's code that called the collective, as a suffix; "" if it is not known."""
-    return f"   {lines.show(lines.Line(*box['line']))}" if box["line"] else ""
+    """The line of the reader's code that called the collective; "" if it is not known."""
+    return lines.show(lines.Line(*box["line"])) if box["line"] else ""
+
+
+def _with_line(what: str, line: str) -> str:
+    """What a rank did, with the line of its code beside it if that is known."""
+    return f"{what}   {line}" if line else what
 
 
 def _mismatch(statuses: list[RankStatus], aborted: list[int]) -> str | None:
@@ -349,7 +361,7 @@ def _mismatch(statuses: list[RankStatus], aborted: list[int]) -> str | None:
         return None
     parts = ["the ranks met in one collective with tensors that do not match:"]
     for what, members in brought.items():
-        parts.append(f"    {ranks(members)} called {what}{_at(statuses[members[0]].box)}")
+        parts.append(_with_line(f"    {ranks(members)} called {what}", _at(statuses[members[0]].box)))
     parts.append(
         "Every rank must bring the same shape and dtype. PyTorch does not check this; "
         f"gloo ended the process of {ranks(aborted)} when the bytes did not fit."

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import World
-from helpers.ranks import polls
+from helpers.ranks import failure, polls
 from helpers.ranks.failure import RankStatus
 from helpers.ranks.output import View
 from three_axes import counting, lines
@@ -107,3 +107,9 @@ def test_where_nothing_is_counted_nothing_is_said_of_movement(monkeypatch):
         with pytest.raises(Exception, match="No rank is in a counted collective"):
             world.run(lambda: dist.get_rank() or dist.barrier(), timeout=1)
     assert notes == []
+
+
+def test_a_line_of_code_is_in_the_note_as_it_is_in_its_file(tmp_path):
+    (file := tmp_path / "a.py").write_text("x = 1   # one\n")
+    where = {"running": 1, "line": lines.Line(str(file), 1, "f"), "in": None, "waits": False, "help": ""}
+    assert failure.standing([RankStatus(where=where)]) == "rank 0 was at a.py, line 1:  x = 1   # one"
