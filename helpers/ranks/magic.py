@@ -6,6 +6,7 @@ import ast
 import linecache
 import re
 import weakref
+from copy import copy
 
 from IPython import get_ipython
 from IPython.core.error import UsageError
@@ -115,7 +116,9 @@ def _for_a_cell(error: RankError, names: dict, world: World) -> RankError:
             else f"\nThe notebook has `{name}`, the ranks do not: {variable}.push({name}={name}) gives it to"
             " them."
         )
-    return RankError(text, error.kind, error.ranks, error.state_kept, error.seen, error.deadlock)
+    advised = copy(error)
+    advised.args = (text,)
+    return advised
 
 
 def _a_line(line: str) -> None:
