@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from three_axes import lines
-from three_axes.count import Deadlock, Seen, Standstill
+from three_axes.count import Deadlock, Reading, Standstill
 
 from .failure import standing
 from .processes import Processes
@@ -57,7 +57,7 @@ class Polls:
         looks = {r: look for r, (look, _) in answers.items() if look}
         turn = next(self._turns)
         self.found = self._standstill.judge(
-            [Seen(looks[r].moves, turn, looks[r]) if r in looks else None for r in everybody]
+            [Reading(looks[r].moves, turn, looks[r]) if r in looks else None for r in everybody]
         )
         # Ranks whose code has returned block nobody. Operations that they never waited for are ended later.
         returned = done.keys() | {r for r, (_, has_returned) in answers.items() if has_returned}

@@ -26,7 +26,7 @@ class Beside:
     """
 
     def __init__(self, bypassed: Callable[[str], None], failed: Callable[[], None]):
-        self._passed_by, self._failed = bypassed, failed
+        self._bypassed, self._failed = bypassed, failed
         self._calls, self.is_capturing = 0, False
         self._own: list[tuple[Any, str, Any]] = []
         names = " and ".join(pytorch_private.missing())
@@ -77,7 +77,7 @@ class Beside:
         @wraps(get)
         def got(*args, **kwargs):
             if not sys._getframe(1).f_code.co_filename.startswith(OWN):
-                self._passed_by("has called a backend by itself")
+                self._bypassed("has called a backend by itself")
             return get(*args, **kwargs)
 
         return got
@@ -96,7 +96,7 @@ class Beside:
     def _destroying(self, destroy):
         @wraps(destroy)
         def destroyed(*args, **kwargs):
-            self._passed_by("has destroyed a group")
+            self._bypassed("has destroyed a group")
             return destroy(*args, **kwargs)
 
         return destroyed

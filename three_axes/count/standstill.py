@@ -10,7 +10,7 @@ from .deadlock import Deadlock, prove
 from .moves import Look
 
 
-class Seen(NamedTuple):
+class Reading(NamedTuple):
     """The state of one rank. moves: changes with every movement. turn: a state whose turn is higher by 2 was
     made after the earlier one had been read.
     """
@@ -25,7 +25,7 @@ class Standstill:
 
     def __init__(self, course: bool = False):
         self._course = course
-        self._first: dict[int, Seen] = {}  # rank -> the first state that was read since a rank had moved
+        self._first: dict[int, Reading] = {}  # rank -> the first state that was read since a rank had moved
         self._since, self._is_whole = time.monotonic(), True
         self.suspected: Deadlock | None = None
 
@@ -34,7 +34,7 @@ class Standstill:
         """Seconds since a rank was last seen to have moved; 0 if nothing is known of any rank."""
         return time.monotonic() - self._since if self._first else 0.0
 
-    def judge(self, seen: Sequence[Seen | None]) -> Deadlock | None:
+    def judge(self, seen: Sequence[Reading | None]) -> Deadlock | None:
         """The proof that no rank can ever continue; None if there is none. seen[r]: the state of rank r; None
         if it does not answer, and then it has not moved as far as is known.
         """

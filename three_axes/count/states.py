@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .. import lines
 from ..table import ranks
 from .moves import Ahead, Begun, Channel, Look, sides_of
-from .standstill import Seen
+from .standstill import Reading
 
 Words = tuple[str, str]  # a description of what a rank does, and the same in the plural
 SILENT = "does not answer", "do not answer"
@@ -59,10 +59,10 @@ class State(NamedTuple):
             recent[oldest["nth"]] = oldest["brought"]
         return recent
 
-    def seen(self) -> Seen:
+    def reading(self) -> Reading:
         """The state, in the form in which states of ranks are compared."""
         moves = self.gone, self.look.moves, self.ahead and self.ahead.complete
-        return Seen(moves, math.inf if self.gone else self.beat, self.look)
+        return Reading(moves, math.inf if self.gone else self.beat, self.look)
 
 
 def collective(last: dict) -> str:

@@ -29,7 +29,7 @@ from ..table import ranks
 from .counter import Counter, is_of_reports
 from .meter import Queue
 from .moves import Look
-from .standstill import Seen, Standstill
+from .standstill import Reading, Standstill
 from .states import SILENT, State, absent, hopeless, in_box, may_be_freed, places, unlike
 from .threads import OwnThread
 
@@ -57,7 +57,9 @@ class Watch:
         self._mine, self._written_at, self._seen = State(0, Look(0)), 0.0, -1
         self._lowest = 0  # no lower rank is alive
         self._standstill, self._is_noted = Standstill(), False
-        self._heard: dict[int, tuple[Seen, float]] = {}  # each rank's last state, and when it was first read
+        self._heard: dict[
+            int, tuple[Reading, float]
+        ] = {}  # each rank's last state, and when it was first read
         self._noted: dict[tuple, float] = {}  # the ranks' positions in printed notes, and when
         self._unlike: set[str] = set()  # what was printed about collectives that do not match
         self._store: dist.Store | None = None
@@ -173,14 +175,14 @@ class Watch:
         for new in set(unlike(known)) - self._unlike:
             self._unlike.add(new)
             self._say("\n".join([f"\nin this job {new}. The ranks:", *_table(known)]))
-        for r, one in known.items():
-            if r not in self._heard or self._heard[r][0] != one.seen():
-                self._heard[r] = one.seen(), now
+        readings = {r: one.reading() for r, one in known.items()}
+        for r, reading in readings.items():
+            if r not in self._heard or self._heard[r][0] != reading:
+                self._heard[r] = reading, now
         late = lambda r: not known[r].gone and now - self._heard[r][1] > 2 * SELDOM
         silent = [r for r in range(len(states)) if r not in known or late(r)]
-        deadlock = self._standstill.judge(
-            [one.seen() if one and r not in silent else None for r, one in enumerate(states)]
-        )
+        heard = [None if r in silent else readings[r] for r in range(len(states))]
+        deadlock = self._standstill.judge(heard)
         if deadlock and not may_be_freed(known):
             deadlock.lines = {r: one.line.number for r, one in known.items() if one.line and not one.gone}
             return self._end("no rank can ever go on", [*_table(known), str(deadlock)])

@@ -266,11 +266,10 @@ class Comparison:
                 fits = {rank: factor(part, parts.wanted[rank]) for rank, part in parts.got.items()}
                 factors[name] = {rank: c for rank, (c, rest) in fits.items() if rest <= parts.tolerance}
             missing = {rank: rank not in parts.got for rank in self.places.of[name]}
-            if all(missing.values()) and whole.norm() > least:
-                wrong[name] = 1.0, Cause("no gradient", text="no rank has a gradient")
-            elif any(missing.values()) and whole.norm() > least:
-                phrase = "no gradient on some ranks: differs"
-                wrong[name] = 1.0, differing("no gradient", phrase, missing, self.mesh)
+            if any(missing.values()) and whole.norm() > least:
+                phrase, on_none = "no gradient on some ranks: differs", all(missing.values())
+                cause = differing("no gradient", phrase, missing, self.mesh)
+                wrong[name] = 1.0, replace(cause, text="no rank has a gradient") if on_none else cause
             elif parts.off(least) > allowed:
                 wrong[name] = parts.off(least), self._beside_calls(name, parts.cause())
         return wrong, factors
