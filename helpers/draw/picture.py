@@ -8,6 +8,7 @@ vision; each coloured shape also has its name in the picture.
 from __future__ import annotations
 
 import functools
+import threading
 from base64 import b64encode
 from html import escape
 from io import BytesIO
@@ -38,6 +39,10 @@ STYLE = {
     "hatch.linewidth": 0.7,
 }
 
+# JupyterLab calls the callback of a widget in another thread than the cells, and matplotlib's settings belong
+# to the whole process: whoever draws holds this lock.
+DRAWING = threading.RLock()
+
 
 def rank_colour(rank: int) -> str:
     """'#0072B2' for rank 0. From rank 8 on the colours repeat."""
@@ -58,7 +63,7 @@ class Picture:
         """The bytes of a PNG file, in the figure's own dots per inch."""
         out = BytesIO()
         # The figure's layout has been computed already.
-        with mpl.rc_context({**STYLE, "figure.constrained_layout.use": False}):
+        with DRAWING, mpl.rc_context({**STYLE, "figure.constrained_layout.use": False}):
             # savefig would draw the figure twice.
             FigureCanvasAgg(self.figure).print_png(out, pil_kwargs={"compress_level": 1})
         return out.getvalue()
@@ -76,11 +81,13 @@ class Picture:
 
 
 def styled(picture):
-    """Decorate a function, so that it draws in the course's style, whatever style the notebook has set."""
+    """Decorate a function, so that it draws in the course's style, whatever style the notebook has set, and
+    while no other thread draws.
+    """
 
     @functools.wraps(picture)
     def draw(*args, **kwargs):
-        with mpl.rc_context(STYLE):
+        with DRAWING, mpl.rc_context(STYLE):
             return picture(*args, **kwargs)
 
     return draw

@@ -3,8 +3,10 @@ a reason.
 """
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import matplotlib as mpl
 import pytest
 
 from helpers import draw
@@ -28,6 +30,16 @@ def test_every_setting_of_an_explorer_is_drawn_or_refused_in_words(make):
             e.set(**{name: option})
             assert e.picture.png()[:4] == b"\x89PNG" and (not e.refusal or len(e.refusal) > 20)
         e.set(**{name: first})
+
+
+def test_a_slider_moved_while_a_cell_draws_changes_neither_picture_nor_settings():
+    """JupyterLab calls the slider's callback in a thread of its own."""
+    settings = dict(mpl.rcParams)
+    alone = [explore.draw_schedule("1F1B", p, 4, 1).png() for p in (2, 4)]
+    with ThreadPoolExecutor(4) as threads:
+        drawn = threads.map(lambda p: explore.draw_schedule("1F1B", p, 4, 1).png(), 6 * (2, 4))
+        assert list(drawn) == 6 * alone
+    assert dict(mpl.rcParams) == settings
 
 
 def test_a_ranking_draws_all_seconds_of_models_with_experts():
