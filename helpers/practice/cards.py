@@ -61,10 +61,11 @@ class Deck:
     def know(self) -> None:
         """Remove the top card. The progress file keeps the day on which it is asked again."""
         if self.left:
-            done, card = passed.mine(), self.left.popleft()
-            times, day = done.cards.get(card.front, (0, ""))
-            if day <= str(date.today()):  # a card that is not due yet keeps its day
-                _set_day(done, card, times + 1, SPACING[min(times, len(SPACING) - 1)])
+            card = self.left.popleft()
+            with passed.changing() as done:
+                times, day = done.cards.get(card.front, (0, ""))
+                if day <= str(date.today()):  # a card that is not due yet keeps its day
+                    done.cards[card.front] = times + 1, _in_days(SPACING[min(times, len(SPACING) - 1)])
         self.shown = False
 
     def not_yet(self) -> None:
@@ -72,7 +73,8 @@ class Deck:
         if self.left:
             card = self.left.popleft()
             self.left.insert(min(3, len(self.left)), card)
-            _set_day(passed.mine(), card, 0, 0)
+            with passed.changing() as done:
+                done.cards[card.front] = 0, _in_days(0)
         self.shown = False
 
     def again(self) -> None:
@@ -123,10 +125,9 @@ class Deck:
         return {"text/plain": repr(self), "text/html": folded, **live(box)}
 
 
-def _set_day(done: passed.Done, card: Card, times: int, days: int) -> None:
-    """Keep that a card was known so many times in a row, and is asked again after so many days."""
-    done.cards[card.front] = times, str(date.today() + timedelta(days))
-    passed.keep(done)
+def _in_days(days: int) -> str:
+    """The date after so many days, YYYY-MM-DD."""
+    return str(date.today() + timedelta(days))
 
 
 def due(done: passed.Done) -> list[Card]:
@@ -147,11 +148,9 @@ def beginning(day: str) -> Deck:
     """Up to three of the cards that are due, for the beginning of a drop. day: today, YYYY-MM-DD. Another
     drop on the same day gets other cards.
     """
-    done = passed.mine()
-    asked = [card for card in due(done) if done.asked.get(card.front) != day][:3]
-    if asked:
+    with passed.changing() as done:
+        asked = [card for card in due(done) if done.asked.get(card.front) != day][:3]
         done.asked |= {card.front: day for card in asked}
-        passed.keep(done)
     return Deck(asked)
 
 

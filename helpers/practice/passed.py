@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
@@ -99,32 +102,44 @@ def mine(folder: Path | None = None) -> Done:
         return Done()
 
 
-def keep(done: Done) -> None:
-    """Write the progress file. If that fails, do nothing."""
-    try:
-        if path := file(Path.cwd()):
-            path.write_text(json.dumps(asdict(done), indent=1, ensure_ascii=False), encoding="utf-8")
-    except OSError:
-        pass
+_CHANGING = threading.RLock()  # JupyterLab calls a button's function in another thread than the cells
+
+
+@contextmanager
+def changing() -> Iterator[Done]:
+    """The progress, to be changed in a `with` block. If it was changed, the file is written at the end; if
+    that fails, nothing happens. Threads change it one after the other, and nobody ever reads half a file.
+    """
+    with _CHANGING:
+        done = mine()
+        before = asdict(done)
+        yield done
+        with suppress(OSError):
+            if (path := file(Path.cwd())) and asdict(done) != before:
+                path = path.resolve()  # a link stays a link
+                new = path.with_name(f".{path.name}.{os.getpid()}")
+                try:
+                    new.write_text(json.dumps(asdict(done), indent=1, ensure_ascii=False), encoding="utf-8")
+                    new.replace(path)
+                finally:
+                    new.unlink(missing_ok=True)
 
 
 def note_read(drop: str) -> None:
     """Note that a drop was read."""
-    done = mine()
-    done.left = [other for other in done.left if other != drop] + [drop]
-    keep(done)
+    with changing() as done:
+        done.left = [other for other in done.left if other != drop] + [drop]
 
 
 def note(exercise: str, mistake: str | None) -> None:
     """Note a check. mistake: its name; None if the exercise was passed. Later checks of a passed exercise do
     not count.
     """
-    done = mine()
-    attempts = done.exercises.setdefault(exercise, Attempts())
-    if attempts.passed:
-        return
-    attempts.tries += 1
-    attempts.passed = mistake is None
-    if mistake is not None:
-        attempts.mistakes[mistake] = attempts.mistakes.pop(mistake, 0) + 1  # the latest is the last
-    keep(done)
+    with changing() as done:
+        attempts = done.exercises.setdefault(exercise, Attempts())
+        if attempts.passed:
+            return
+        attempts.tries += 1
+        attempts.passed = mistake is None
+        if mistake is not None:
+            attempts.mistakes[mistake] = attempts.mistakes.pop(mistake, 0) + 1  # the latest is the last

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -244,6 +245,17 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
     assert passed.mine() == passed.Done()
 
 
+def test_a_button_pressed_while_a_cell_is_checked_loses_no_progress(monkeypatch, tmp_path):
+    """JupyterLab calls the button's function in a thread of its own. Other notebooks read the file."""
+    monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
+    passed.note_read("01")
+    with ThreadPoolExecutor(3) as threads:
+        notes = [threads.submit(passed.note, f"exercise {i}", None) for i in range(60)]
+        while not all(note.done() for note in notes):
+            assert passed.read_progress(tmp_path / "progress.json").left == ["01"]
+    assert len(passed.mine().passed) == 60 and len([*tmp_path.iterdir()]) == 1
+
+
 def test_there_is_one_progress_file_for_the_fourteen_and_those_beyond(monkeypatch, tmp_path):
     monkeypatch.delenv("THREE_AXES_PROGRESS")
     (tmp_path / "beyond").mkdir()
@@ -327,9 +339,8 @@ def test_cards_come_back_by_spacing(monkeypatch, tmp_path):
     cards.Deck(first[:1]).know()  # once more on the same day: it counts once
     assert passed.mine().cards[first[0].front] == (1, in_days(1))
     for times, days in enumerate((3, 7, 21, 21), 1):
-        done = passed.mine()
-        done.cards[first[0].front] = times, in_days(0)
-        passed.keep(done)
+        with passed.changing() as done:
+            done.cards[first[0].front] = times, in_days(0)
         cards.Deck(first[:1]).know()
         assert passed.mine().cards[first[0].front] == (times + 1, in_days(days))
 
