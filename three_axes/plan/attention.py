@@ -1,9 +1,9 @@
 """Operations of a layer's attention: its matrices, its scores, and what ranks that share a sequence send.
 
-Letters: t tensor-parallel ranks, sb tokens of a microbatch, h hidden width, n bytes of a number, x bytes of
-an activation. Sources: Dao 2023, section 3 (fused attention); DeepSeek-AI 2024, section 2.1 (latent
-attention). Ranks that share a sequence: Liu et al. 2023 (ring attention), Llama Team 2024, section 3.3.2
-(keys and values gathered), Jacobs et al. 2023 (Ulysses: heads in place of tokens).
+Letters: t tensor-parallel ranks, sb tokens of a microbatch on a rank, h hidden width, n bytes of a number,
+x bytes of an activation. Sources: Dao 2023, section 3 (fused attention); DeepSeek-AI 2024, section 2.1
+(latent attention). Ranks that share a sequence: Liu et al. 2023 (ring attention), Llama Team 2024, section
+3.3.2 (keys and values gathered), Jacobs et al. 2023 (Ulysses: heads in place of tokens).
 """
 
 from __future__ import annotations
@@ -139,9 +139,9 @@ def _context(at: LayerOnRank) -> list[Op]:
     ring: keys and values go from rank to rank, cp - 1 times, while those of the previous rank are used; in
     backward they go round again, and their gradients all the way back to the owner. gather: each rank gathers
     all keys and values, again in backward if the framework does not keep them, and reduce-scatters their
-    gradients. heads: an all-to-all gives each rank all tokens of some heads in place of some tokens of all
-    heads, and another returns the results. A rank has two parts of the sequence, one from its start and one
-    from its end, so that all ranks have an equal share of the causal half.
+    gradients. heads: all-to-alls give each rank all tokens of some heads in place of some tokens of all
+    heads, and return the results. A rank has two parts of the sequence, one from its start and one from its
+    end, so that all ranks have an equal share of the causal half.
     """
     layout, model, cp = at.layout, at.model, np.asarray(at.layout.cp)
     if not np.any(cp > 1):
