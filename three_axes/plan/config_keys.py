@@ -49,13 +49,7 @@ READ_OF = {
     "glm4_moe": ("use_qk_norm",),
     "gpt2": ("n_positions", "max_position_embeddings"),
     "granitemoehybrid": ("shared_intermediate_size", "num_local_experts", "num_experts_per_tok"),
-    "llama4_text": (
-        "intermediate_size_mlp",
-        "no_rope_layers",
-        "attention_chunk_size",
-        "use_qk_norm",
-        "moe_layers",
-    ),
+    "llama4_text": "intermediate_size_mlp no_rope_layers attention_chunk_size use_qk_norm moe_layers".split(),
 }
 # model_type -> keys that a file may omit, with their default in its configuration class (Transformers 5.24.0,
 # models/*/configuration_*.py). None: the class computes it from hidden size and heads. A file without a
@@ -141,14 +135,5 @@ HARMLESS_OF: dict[str, dict[str, Any]] = {
     "phi3": {"full_attn_mod": 1, "interpolate_factor": 1},  # in Phi-4-mini's file; its class ignores both
     "granitemoehybrid": {"normalization_function": "rmsnorm", "position_embedding_type": "rope"},
 }
-BEGINS = (
-    "rope_",
-    "rotary",
-    "summary_",
-    "output_",
-    "attn_implementation",
-    "_attn_",
-    "transformers_",
-    "use_flash",
-)
+BEGINS = tuple("rope_ rotary summary_ output_ attn_implementation _attn_ transformers_ use_flash".split())
 ENDS = ("_token_id", "_eps", "_epsilon", "dropout", "_pdrop", "_dropout_prob", "_token_index", "softcapping")

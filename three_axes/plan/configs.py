@@ -59,19 +59,10 @@ _KINDS: dict[str, dict] = {
     "gptj": _PLAIN,
     "falcon": dict(tied=True, **_PLAIN),
 }
-_WITH_EXPERTS = (
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "kimi_k2",
-    "gpt_oss",
-    "glm4_moe",
-    "llama4_text",
-)
-_ROUTER_BIAS = ("deepseek_v3", "kimi_k2", "gpt_oss", "glm4_moe")
 _WITH_LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+_WITH_EXPERTS = (*_WITH_LATENT, "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "glm4_moe", "llama4_text")
+_ROUTER_BIAS = ("deepseek_v3", "kimi_k2", "gpt_oss", "glm4_moe")
+# Types with recurrent layers, and the name of these; their files are refused.
 _RECURRENT = {
     **dict.fromkeys(("jamba", "mamba"), "Mamba"),
     **dict.fromkeys(("mamba2", "nemotron_h", "falcon_h1", "bamba"), "Mamba-2"),
