@@ -1,9 +1,11 @@
 """Operations of a layer's attention: its matrices, its scores, and what ranks that share a sequence send.
 
 Letters: t tensor-parallel ranks, sb tokens of a microbatch on a rank, h hidden width, n bytes of a number,
-x bytes of an activation. Sources: Dao 2023, section 3 (fused attention); DeepSeek-AI 2024, section 2.1
-(latent attention). Ranks that share a sequence: Liu et al. 2023 (ring attention), Llama Team 2024, section
-3.3.2 (keys and values gathered), Jacobs et al. 2023 (Ulysses: heads in place of tokens).
+x bytes of an activation.
+
+Sources: Dao 2023, section 3 (fused attention); DeepSeek-AI 2024, section 2.1 (latent attention). Ranks that
+share a sequence: Liu et al. 2023 (ring attention), Llama Team 2024, section 3.3.2 (keys and values gathered),
+Jacobs et al. 2023 (Ulysses: heads in place of tokens).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from .frameworks import ATTENTION
 from .op import Kept, LayerOnRank, Op, enter, leave, norm, sending, stream
 from .shape import Latent
 
-SCORES = "attention's scores"  # softmax and dropout, whose results 'selective' recompute does not keep
+SCORES = "attention's scores"  # the operation whose results 'selective' recompute does not keep
 
 
 def attention(at: LayerOnRank, eager: bool) -> list[Op]:
@@ -28,13 +30,13 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
     holds, runs = at.job.framework.holds, at.job.framework.runs
     n, h = holds.number_bytes, model.hidden
     queries, keys = (n * sb * width / t for width in (model.q_width, model.kv_width))  # bytes
-    recomputed = ("per-op", "full")
+    recomputed = ("per-op", "full")  # policies under which a product is computed again
     if model.latent:
         into = _latent(at, model.latent)
     else:
         matrix = partial(at.product, block="attention")
-        # Rotary positions, in bytes a number: minus a half 2, put together 4, cosine 4, sine 4, sum 6.
-        turned = stream("positions", 10.0 * (queries + keys), 10) if eager else []
+        # Rotary positions, in bytes a number: half of them negated 2, joined 4, cosine 4, sine 4, sum 6.
+        rotated = stream("positions", 10.0 * (queries + keys), 10) if eager else []
         normed: list[Op] = []
         if model.qk_norm:  # one norm for queries, one for keys
             normed = [
@@ -47,7 +49,7 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
             *matrix("keys", sb, h, model.kv_width / t, first=False, recomputed=recomputed),
             *matrix("values", sb, h, model.kv_width / t, first=False, keeps=Kept(per_op=keys)),
             *normed,
-            *turned,
+            *rotated,
         ]
     out = queries if not model.latent else n * sb * model.out_width / t
     # The attention's result is kept, and in a narrow precision also a narrow copy for the product. A fused

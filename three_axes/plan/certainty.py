@@ -1,10 +1,10 @@
 """How sure a prediction is: an interval around it that holds 8 of 10 runs, for 8 of 10 sources of runs.
 
-A *source* is whoever published a set of runs. A *kind* of run is dense or experts, on a generation of GPUs.
-An *error* is the natural logarithm of measured over predicted. data/planner_errors.json, which `make
-planner-tables` writes, has the errors of each published run: of its seconds, of its memory, and of the ratio
-of two layouts of one job. The error of a ratio is smaller, because the errors of two layouts are alike.
-Nothing was fitted to these runs, except what `cost` names.
+A *source* published one or more sets of runs. A *kind* of run is a dense model, or one with experts, on one
+generation of GPUs. An *error* is the natural logarithm of measured over predicted. data/planner_errors.json,
+which `make planner-tables` writes, has the errors of each published run: of its seconds, of its memory, and
+of the ratio of two layouts of one job. The error of a ratio is smaller, because the errors of two layouts are
+alike. Nothing was fitted to these runs, except what `cost` names.
 
 Each source has a bias: its runs are all slower than predicted, or all faster. The runs of that file were at
 hand while the planner was written, so they show too little bias. `ELSEWHERE` has percentiles of runs that
@@ -24,7 +24,7 @@ from ..files import find
 from ..table import Table
 from .job import Job
 
-INSIDE = 0.8  # share of the runs in an interval
+INSIDE = 0.8  # the share of the runs that an interval should hold
 ENOUGH = 10  # with fewer runs of a kind at hand, only the percentiles of `ELSEWHERE` are used
 # With fewer sources a kind has no interval: an interval is tested on a source that is left out, and one
 # remaining source does not show how far sources differ.
@@ -136,27 +136,27 @@ def widened(low: float, high: float) -> tuple[float, float]:
     return math.exp(middle - half), math.exp(middle + half)
 
 
-def inside(one: dict, given: Sure | None = None) -> int:
+def inside(record: dict, given: Sure | None = None) -> int:
     """How many runs of a set lie in the given interval; by default in the interval from all other sets.
     Raises ValueError for a kind that has none.
     """
-    given = given or _of_others(one)
+    given = given or _of_others(record)
     if given.low is None or given.high is None:
         raise ValueError(f"there is no interval for {given.of}")
-    return sum(given.low <= math.exp(error) <= given.high for error in one["seconds"])
+    return sum(given.low <= math.exp(error) <= given.high for error in record["seconds"])
 
 
-def _of_others(one: dict) -> Sure:
-    rest = [other for other in published() if other["set"] != one["set"]]
-    return interval(one["generation"], one["experts"], rest)
+def _of_others(record: dict) -> Sure:
+    rest = [other for other in published() if other["set"] != record["set"]]
+    return interval(record["generation"], record["experts"], rest)
 
 
-def with_measured(one: dict, n: int, tries: int = 100) -> tuple[float, float, float]:
+def with_measured(record: dict, n: int, tries: int = 100) -> tuple[float, float, float]:
     """(median error of a set's runs; after n of its runs were measured, the median error of its other runs,
     and the share of these inside the interval). The last two are means over `tries` random draws of the n
     runs. The share is NaN for a kind that has no interval.
     """
-    random, errors, given = np.random.default_rng(0), np.array(one["seconds"]), _of_others(one)
+    random, errors, given = np.random.default_rng(0), np.array(record["seconds"]), _of_others(record)
     off, covered = [], []
     for _ in range(tries):
         chosen = random.choice(len(errors), n, replace=False)

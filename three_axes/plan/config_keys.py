@@ -1,4 +1,4 @@
-"""Keys of Hugging Face's config.json: those from which a model's shape is read, and those without effect.
+"""Keys of Hugging Face's config.json: those that give a model's shape, and those that have no effect on it.
 
 `configs` refuses any other key, because the model may be a different one.
 """
@@ -17,7 +17,7 @@ NAMES = {
     "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "ffn"),
     "head_dim": ("head_dim",),
 }
-# The same for the fields of `Experts`, with the keys of `every` and `shared`, and for those of `Latent`.
+# The same for `Experts`, where EVERY and SHARED have the keys of `every` and `shared`, and for `Latent`.
 EXPERTS = {
     "count": ("num_local_experts", "num_experts", "n_routed_experts"),
     "per_token": ("num_experts_per_tok", "experts_per_token"),

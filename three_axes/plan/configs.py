@@ -130,15 +130,15 @@ def _with_defaults(path: Path, config: dict, kind: str) -> dict:
     if kind not in _KINDS:
         return config
     aliases = [*NAMES.values(), *EXPERTS.values(), *LATENT.values()]
-    others = {one: names for names in aliases for one in names}
+    same = {name: names for names in aliases for name in names}
     may_be_null = (*NAMES["kv_heads"], *LATENT["q_rank"])  # null: as many as heads; no short vector
-    there = lambda name: name in config and (name in may_be_null or config[name] is not None)
-    is_there = lambda key: any(map(there, others.get(key, (key,))))
-    config = config | {key: value for key, value in ABSENT[kind].items() if not is_there(key)}
+    has = lambda name: name in config and (name in may_be_null or config[name] is not None)
+    has_any = lambda key: any(map(has, same.get(key, (key,))))
+    config = config | {key: value for key, value in ABSENT[kind].items() if not has_any(key)}
     if kind == "granitemoehybrid" and "shared_intermediate_size" in config:
         config["intermediate_size"] = config["shared_intermediate_size"]
     for names in asked(kind, kind in _WITH_EXPERTS, kind in _WITH_LATENT):
-        if not any(there(name) or ABSENT[kind].get(name, 0) is None for name in names):
+        if not any(has(name) or ABSENT[kind].get(name, 0) is None for name in names):
             raise ValueError(
                 f"{path} does not say {names[0]}, and another model would be read without it: take it from"
                 " the model's own config.json"
@@ -147,14 +147,14 @@ def _with_defaults(path: Path, config: dict, kind: str) -> dict:
 
 
 def _usual_names(config: dict) -> dict:
-    """Translate Llama 4's names: the plain `intermediate_size` is the width of an expert, and of the shared
-    one; a layer without rotations sees the whole sequence, other layers their part of it.
+    """Translate Llama 4's keys. Its `intermediate_size` is the width of an expert, and of the shared expert.
+    In a layer without rotary positions a token attends to the whole sequence, else to a part of it.
     """
-    width, turned = config.get("intermediate_size"), config.get("no_rope_layers")
+    width, rotary = config.get("intermediate_size"), config.get("no_rope_layers")
     names = dict(intermediate_size=config.get("intermediate_size_mlp"), moe_intermediate_size=width)
     names |= dict(shared_expert_intermediate_size=width, sliding_window=config.get("attention_chunk_size"))
-    if isinstance(turned, list):
-        names["layer_types"] = ["chunked_attention" if one else "full_attention" for one in turned]
+    if isinstance(rotary, list):
+        names["layer_types"] = ["chunked_attention" if has_it else "full_attention" for has_it in rotary]
     return config | names
 
 
@@ -247,8 +247,8 @@ def _refuse_unread(path: Path, config: dict, kind: str) -> None:
     harmless = lambda key: key in HARMLESS or key.startswith(begins) or key.endswith(ENDS)
     empty = lambda value: value is None or value is False or value in ([], {})
     of_kind = HARMLESS_OF.get(kind, {})
-    nothing = lambda key, value: harmless(key) or empty(value) or key in of_kind and of_kind[key] == value
-    unread = [plain(key, 40) for key, value in config.items() if key not in read and not nothing(key, value)]
+    idle = lambda key, value: harmless(key) or empty(value) or key in of_kind and of_kind[key] == value
+    unread = [plain(key, 40) for key, value in config.items() if key not in read and not idle(key, value)]
     if not unread:
         return
     what = ", ".join(unread[:3])

@@ -6,8 +6,8 @@ The slowest pipeline stage sets the pace. Its seconds are computed from the list
     collectives      see `paper.collectives`; if they may run under computation, only what it does not hide
     the rest         bytes / (bandwidth · efficiency)
 
-A layer takes the longer of this time and the host's time to launch it. The embedding and the head, the sends
-between stages, the bubble, data parallelism and the optimizer are added to the m microbatches of the layers.
+A layer takes the longer of this time and the host's time to launch it, m times for m microbatches. Embedding
+and head, sends between stages, the bubble, data parallelism and the optimizer are added.
 
 Five constants were fitted to two published tables of A100 runs and to nothing else, with an earlier form of
 this model. A sixth, `exposed`, was set by judgement, and a seventh, `slowed`, is from published measurements

@@ -1,4 +1,4 @@
-"""Operations of a layer's feed-forward part: one part for all tokens, or many experts, k for each token.
+"""Operations of a layer's feed-forward part: a dense one, or experts, k of them for each token.
 
 Sources: Shazeer et al. 2017 and Lepikhin et al. 2020, section 3 (dispatch, experts, combine); Liu et al. 2025
 (MoE Parallel Folding: experts have their own tensor, expert and data parallelism over the same ranks);
@@ -28,8 +28,8 @@ def feed_forward(at: LayerOnRank, eager: bool, last: tuple[str, ...]) -> list[Op
 
 
 def _activation(inside, gated: bool, eager: bool, **again) -> list[Op]:
-    """inside: bytes of the result. SiLU moves 4 bytes for each number of it, and the product with the other
-    half 6; both in one kernel move 6, a GELU without another half 4.
+    """The activation function, whose result has `inside` bytes. SiLU moves 4 bytes for each of its numbers,
+    and the product with up's result 6. Both in one kernel move 6, and a GELU without such a product 4.
     """
     moved, kept = (5.0 if eager else 3.0 if gated else 2.0), (3 if eager else 2 if gated else 1)
     kernels = 2 if eager else 1

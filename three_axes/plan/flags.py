@@ -19,7 +19,7 @@ SOURCES = {
     " distributed/activation_checkpoint.py",
     "accelerate": "huggingface/accelerate at 16cb6eb (24 July 2026), config_args.py, parallelism_config.py",
 }
-COVERED = ("dp", "tp", "pp", "cp", "ep", "etp")  # a framework below has a flag for these, or refuses them
+COVERED = ("dp", "tp", "pp", "cp", "ep", "etp")  # axes for which the functions below have a flag or a refusal
 # Our name -> Megatron-LM's --fp8-recipe, its --cp-comm-type, and PyTorch's name of a schedule.
 FP8 = {"fp8": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise", "mxfp8": "mxfp8"}
 CONTEXT = {"ring": "p2p", "gather": "allgather", "heads": "a2a"}

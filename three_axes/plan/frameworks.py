@@ -32,8 +32,8 @@ class Reached(NamedTuple):
     backward together.
 
     share: that of a long sequence, with heads of 128 numbers. half: the length that reaches half of it; n
-    tokens reach n / (n + half) of it. measured: if a kernel was measured, for several lengths (tokens,
-    TFLOP/s with heads of 128, TFLOP/s with heads of 64), on a device whose products reach `PRODUCTS` FLOP/s.
+    tokens reach n / (n + half) of it. measured: rows in place of `share`, if a kernel was measured: tokens,
+    TFLOP/s with heads of 128, TFLOP/s with heads of 64, on a device whose products reach `PRODUCTS` FLOP/s.
     """
 
     share: float

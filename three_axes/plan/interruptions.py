@@ -77,7 +77,7 @@ def in_words(seconds: float) -> str:
 
 
 def what_it_stops(e: Estimate) -> str:
-    """A sentence on what a lost GPU stops, how often, which checkpoints follow, and what continues."""
+    """Sentences: what a lost GPU stops, how often, when to write checkpoints, and what could go on."""
     stop, less, ranks = interruptions(e), going_on(e), e.layout.ranks
     hours = e.job.cluster.gpu_hours_between_interruptions
     who = f"All {ranks:,}: every step needs each of them" if ranks > 1 else "The only one there is"
