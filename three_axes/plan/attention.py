@@ -105,18 +105,18 @@ def _scores(at: LayerOnRank, queries) -> list[Op]:
     queries: their bytes.
     """
     model, t, sb = at.model, at.layout.tp, at.tokens
-    seen, n = model.attended(at.job.seq_len), at.job.framework.holds.number_bytes
+    attended, n = model.attended(at.job.seq_len), at.job.framework.holds.number_bytes
     fused = at.job.framework.runs.fused_attention
-    flops = 2.0 * sb * seen * (model.q_width + model.out_width) / t * (0.5 if fused else 1)
-    scores = 0.0 if fused else 11.0 * sb * seen * model.heads / t
+    flops = 2.0 * sb * attended * (model.q_width + model.out_width) / t * (0.5 if fused else 1)
+    scores = 0.0 if fused else 11.0 * sb * attended * model.heads / t
     kernels, back = (1, 2.5) if fused else (5, 2)
     # Bytes a score: softmax 2, and with dropout its mask 1 and its result 2.
-    kept_scores = 0.0 if fused else (2 + 3 * (not model.bare)) * sb * seen * model.heads / t
+    kept_scores = 0.0 if fused else (2 + 3 * (not model.bare)) * sb * attended * model.heads / t
     recomputed = ("full",) if fused else ("selective", "full")
     modules = 0.0 if model.latent else None  # this policy computes latent queries, keys and values again
     stays = queries + n * sb * (model.k_width + model.v_width) / t
     kept = Kept(stays, modules=modules)
-    block: dict[str, Any] = dict(block="scores", share=_reached(at, seen) if fused else 1.0)
+    block: dict[str, Any] = dict(block="scores", share=_reached(at, attended) if fused else 1.0)
     return [
         *_context(at),
         Op("attention", "attention", "F", flops, scores, kernels, kept, recomputed, **block),
@@ -125,13 +125,13 @@ def _scores(at: LayerOnRank, queries) -> list[Op]:
     ]
 
 
-def _reached(at: LayerOnRank, seen):
-    """The share of the achievable FLOP/s that a fused attention reaches: see `frameworks.Reached`. seen:
+def _reached(at: LayerOnRank, attended):
+    """The share of the achievable FLOP/s that a fused attention reaches: see `frameworks.Reached`. attended:
     tokens to which a token attends. A ring processes those of one rank at a time.
     """
     kernel = ATTENTION[at.job.framework.runs.attention]
     reached = kernel.get(at.job.cluster.device.generation, next(iter(kernel.values())))
-    at_once = seen / (at.layout.cp if at.job.framework.sends.context == "ring" else 1)
+    at_once = attended / (at.layout.cp if at.job.framework.sends.context == "ring" else 1)
     return reached.at(at_once, at.model.q_width // at.model.heads)
 
 

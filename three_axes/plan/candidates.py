@@ -123,10 +123,10 @@ def all_rows(
     return np.array(rows, _ROW), impossible
 
 
-def _refusal(check, *of) -> str:
+def _refusal(check, *given) -> str:
     """The message with which a check refuses these arguments, or ""."""
     try:
-        check(*of)
+        check(*given)
     except ValueError as e:
         return str(e)
     return ""

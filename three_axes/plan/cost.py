@@ -69,7 +69,8 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
         if sent.collective == "all_to_all":
             copies = 1.0, 1.0
             if sent.axis == "ep" and job.framework.sends.once_a_node and (experts := job.model.experts):
-                # A token is sent once to each rank, and once to each node, where some of its k experts are.
+                # A rank gets one copy of a token, even if several of the token's k experts are there, and so
+                # does a node. copies: the shares of the k copies that are sent to ranks, and to nodes.
                 k = experts.per_token
                 copies = tuple(n / k * (1 - (1 - 1 / n) ** k) for n in (inside * nodes, nodes))
             return all_to_all_seconds(sent.payload, inside, nodes, job.cluster, *shares, copies)
@@ -235,7 +236,7 @@ def step_terms(
     deep = np.maximum(sum(on_first), layers_on_rank(model, layout, np.minimum(1, p - 1)))
     if np.any(layout.recomputed):
         kinds = [kind.again(layout.share_recomputed(deep)) for kind in kinds]
-    timed = [_timed(kind, job, layout) for kind in kinds]
+    timed = [_timed(kind) for kind in kinds]
     # Layers of each kind on a stage behind all layers of the first kind; without a pipeline, on the only one.
     counts = [n for _, n in kinds_among(model, layout, piped * model.layers, deep)]
     whole = lambda counts: sum(count * kind.takes for count, kind in zip(counts, timed))
@@ -288,11 +289,12 @@ class _Kind(NamedTuple):
     takes: float
 
 
-def _timed(one: Work, job: Job, layout: Layout) -> _Kind:
-    gpu, forward = one.total, one.phase("F")
-    rest = sum(seconds for phase, seconds in one.host.items() if phase != "F")
-    routed = np.maximum(forward, one.routed) + np.maximum(gpu - forward, rest)
-    return _Kind(one, gpu, np.where(one.routed > 0, routed, np.maximum(gpu, rest + one.host["F"])))
+def _timed(of: Work) -> _Kind:
+    """A layer takes the longer of GPU's and host's time; with a router its forward and backward each do."""
+    gpu, forward = of.total, of.phase("F")
+    backward = sum(seconds for phase, seconds in of.host.items() if phase != "F")
+    routed = np.maximum(forward, of.routed) + np.maximum(gpu - forward, backward)
+    return _Kind(of, gpu, np.where(of.routed > 0, routed, np.maximum(gpu, backward + of.host["F"])))
 
 
 def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[Op]):

@@ -62,10 +62,10 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     both = holds.gradient_bytes * model.vocab * model.hidden / np.asarray(layout.tp)
     ops.append(sending("gradient of a tied head", "pp", "S", "send", two, both))
     norms = (model.norms * count + last) * (1 if model.bare else 2)
-    # FSDP sums norms' gradients over tp before it casts them to the type of its sums, in a pipeline after.
+    # Norms' gradients are summed over tp before FSDP casts them to the type of its sums, in a pipeline after.
     summed = (np.asarray(layout.pp) > 1) & (np.asarray(layout.zero) == 3)
     number = np.where(summed, holds.gradient_bytes, holds.number_bytes)
-    # With sequence parallelism each rank has computed with a part of the tokens only.
+    # With sequence parallelism each rank has computed them with a part of the tokens only.
     calls, size = layout.sequence_parallel * norms, number * model.hidden
     return [*ops, sending("gradients of norms", "tp", "S", "all_reduce", calls, size)]
 
@@ -95,7 +95,7 @@ def _along(job: Job, layout: Layout, axis: str, layers, rest, count, adapters) -
     weight = job.lora.weight_bytes if job.lora else 2
     copies = sharded * (held * of_layer * 2 * weight + trained * reduced * (2 + g))
     if holds.weight_bytes == 4 and not frozen:
-        # Before each gather a rank casts its own float32 part, and on one rank all of it (PyTorch 2.13's
+        # Before each gather a rank casts its float32 part, a single rank all of it (PyTorch 2.13's
         # FSDPParam.all_gather_inputs and FSDPParamGroup.wait_for_unshard): 4 bytes read, 2 written.
         copies = copies + sharded * of_layer * (4 + n) * held / layout.members(over)
     owned = trained / np.where(z >= 1, layout.members(over), 1)

@@ -67,7 +67,7 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     """
     layout, runs, h = at.layout, at.job.framework.runs, at.model.hidden
     n, ep, etp = at.job.framework.holds.number_bytes, layout.ep, layout.etp
-    mine = at.tokens / at.parts
+    mine = at.tokens / at.parts  # tokens
     copies = mine * e.per_token * runs.imbalance  # one for each expert of a token
     # The bytes of these copies; the rows of a rank's products; the experts on a rank.
     routed, rows, local = n * h * copies, copies * etp, e.count / ep
@@ -82,7 +82,7 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     def send(name: str, axis: str, phase: str, collective: str, payload, **where) -> Op:
         return sending(name, axis, phase, collective, 1, payload, **where)
 
-    first = 2 if at.model.gated and runs.fused else 1  # gate and up are one product
+    first = 2 if at.model.gated and runs.fused else 1  # 2: gate and up are one product, twice as wide
     matrix = dict(groups=local, kernels=kernels, bytes_=at.precision.bytes, rate=at.precision.rate)
     # torchtitan's per-op recompute keeps neither grouped products nor the tokens that are sent to them.
     again: dict[str, Any] = dict(recomputed=("per-op", "full"))
