@@ -62,12 +62,12 @@ NARROW = 64 / (64 + 43) * (128 + 43) / 128  # speed of heads of 64 over heads of
 # FLOP/s of products on the H100 on which attention was measured: `cost`'s gemm_efficiency times achievable.
 PRODUCTS = 0.935 * 720e12
 # Kernel -> generation of GPUs -> what it reaches. A generation that nobody measured takes the first entry.
-# flash is FlashAttention-2: on an A100 0.63 to 0.73 of 312 TFLOP/s (Dao 2023, section 4.1), on a GB200
-# PyTorch's in cuDNN's benchmarks (cudnn-frontend, benchmark/sdpa_benchmark_training, 2025). cudnn is cuDNN's:
-# on a GB200 from the same benchmarks; on an A100 the same as flash, which is faster there, so that
-# Transformer Engine takes it. On an H100 both were measured (November 2026, PyTorch 2.11's
-# scaled_dot_product_attention, forward and backward, causal). PyTorch itself prefers cuDNN's on Hopper and
-# Blackwell if cuDNN is newer than 9.15.0, as in wheels for CUDA 13; wheels for CUDA 12 take FlashAttention-2
+# flash is FlashAttention-2. A100: 0.63 to 0.73 of 312 TFLOP/s (Dao 2023, section 4.1). GB200: PyTorch's
+# kernel in cuDNN's benchmarks (cudnn-frontend, benchmark/sdpa_benchmark_training, 2025).
+# cudnn is cuDNN's kernel. GB200: the same benchmarks. A100: flash, which Transformer Engine takes there.
+# H100: both were measured in November 2026 (PyTorch 2.11's scaled_dot_product_attention, both directions,
+# causal). PyTorch itself prefers cuDNN's kernel on Hopper and Blackwell if cuDNN is newer than 9.15.0, as in
+# wheels for CUDA 13; with wheels for CUDA 12 it takes FlashAttention-2
 # (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention, at 001f694).
 FLASH_H100 = ((2048, 191, 182), (4096, 235, 221), (8192, 283, 251), (16384, 301, 264), (32768, 325, 289))
 CUDNN_H100 = (
