@@ -1,13 +1,14 @@
-"""Closed formulas for time and memory, small enough to be redone by hand. They need neither torch nor a GPU.
+"""Formulas for the time and memory of a training step. They need neither torch nor a GPU.
 
 job = Job(model, cluster, global_batch=…, seq_len=…, framework=…)   what is to be trained, and on what
 estimate(job, layout)                                               time and memory of one layout
-plan(job, gpus=…)                                                   all layouts, ranked, and why
+plan(job, gpus=…)                                                   all layouts that fit, fastest first
 """
 
 from ..doors import door
 from ..paper.hardware import CLUSTERS, Cluster, Device
 
+# The package's public names, by module. A module is loaded when one of its names is first used.
 __getattr__, __dir__ = door(
     __name__,
     frameworks=["FRAMEWORKS", "TOY"],

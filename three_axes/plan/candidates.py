@@ -1,4 +1,4 @@
-"""The layouts that the planner times: rows of numbers, and a `Candidate` for each when it is needed."""
+"""Lists the layouts whose seconds the planner computes, as rows of numbers; a `Candidate` is one row."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from .possible import check_size
 from .shape import ModelShape
 from .stages import can_be_spread
 
+# The columns of a row: fields of `Layout`; the index of its schedule and recompute policy in a list of names;
+# whether it has sequence parallelism; its seconds, and the bytes of the fullest GPU.
 SIZES = (*Axes._fields, "microbatch", "interleave", "zero", "shard", "recomputed")
 _ROW = np.dtype([(k, int) for k in (*SIZES, "names")] + [("sp", bool), ("seconds", float), ("memory", float)])
-SOUGHT = ("dp", "tp", "pp", "cp", "ep")
+SOUGHT = ("dp", "tp", "pp", "cp", "ep")  # axes of which several sizes are tried
 LEAST_TOKENS = 4096  # of a sequence on a rank; cp leaves fewer only if it is requested
 MOST_TOKENS = 16384  # of a microbatch on a rank, for models with experts, which have many layouts
 
@@ -40,7 +42,9 @@ class Candidate(NamedTuple):
 
 
 class Candidates(Sequence[Candidate]):
-    """Many candidates, in the order of `by`; each is made when it is first used."""
+    """The rows that `keep` selects, in ascending order of column `by`; a row becomes a `Candidate` when it is
+    used. names: (schedule, recompute policy) by the index in a row.
+    """
 
     def __init__(self, numbers: np.ndarray, names: list[tuple], framework: Framework, by: str, keep):
         self._numbers, self._by, self._keep = numbers, by, keep
@@ -48,7 +52,7 @@ class Candidates(Sequence[Candidate]):
 
     @cached_property
     def numbers(self) -> np.ndarray:
-        """The rows, sorted; many plans only need the first."""
+        """The selected rows, sorted when a candidate is first used: often only their number is needed."""
         chosen = self._numbers[self._keep]
         return chosen[np.argsort(chosen[self._by], kind="stable")]
 
@@ -75,14 +79,15 @@ class Candidates(Sequence[Candidate]):
 def all_rows(
     job: Job, gpus: int, only: dict[str, int], kinds: dict[tuple, str]
 ) -> tuple[np.ndarray, dict[Axes, str]]:
-    """(all rows of numbers, for any schedule; impossible sizes -> why). kinds: for sizes that are checked
-    already, why they are impossible for every batch and length, or ""; the others are added.
+    """(a row for each layout, without schedule and recompute policy; sizes -> why they are impossible). only:
+    fixed sizes. kinds: for sizes that are checked already, why they are impossible for every batch and
+    length, or ""; this function adds the others.
     """
     framework, rows, impossible, asked = job.framework, [], {}, only.get("shard", 0)
-    # With the shard, the ZeRO stages to try, and the largest microbatch.
+    # Sizes, their shard, the ZeRO stages to try, and the largest microbatch.
     possible: list[tuple[Axes, int, tuple[int, ...], int]] = []
     for axes in _all_axes(job, gpus, only):
-        shard = asked if asked < axes.dp * axes.cp else 0  # without a requested size all are one shard
+        shard = asked if asked < axes.dp * axes.cp else 0  # 0: over all replicas
         zeros = framework.offers.zeros if axes.pp == 1 else framework.offers.zeros_in_pipeline
         zeros = tuple(zero for zero in zeros if zero or not shard)
         layout = framework.layout(**axes._asdict(), shard=shard, zero=max(zeros, default=0))
@@ -118,10 +123,10 @@ def all_rows(
     return np.array(rows, _ROW), impossible
 
 
-def _refusal(check, *of) -> str:
-    """What a check says against it; "" where it passes."""
+def _refusal(check, *given) -> str:
+    """The message with which a check refuses these arguments, or ""."""
     try:
-        check(*of)
+        check(*given)
     except ValueError as e:
         return str(e)
     return ""
@@ -129,17 +134,17 @@ def _refusal(check, *of) -> str:
 
 def _all_axes(job: Job, gpus: int, only: dict[str, int]) -> Iterator[Axes]:
     """All sizes of the axes in `SOUGHT`; others are 1 unless they are requested. So an expert is split (etp)
-    only on request: more experts on a rank compute the same with fewer bytes.
+    only on request: whole experts on as many ranks compute the same and send fewer bytes.
     """
     asked = {axis.name: only.get(axis.name, 1) for axis in AXES if axis.name not in SOUGHT}
-    of = lambda axis, sizes: [n for n in sizes if n == only.get(axis, n)]
+    allowed = lambda axis, sizes: [n for n in sizes if n == only.get(axis, n)]
     experts = job.model.experts
     others = Axes(**asked).ranks
-    for t in of("tp", divisors(gpus // others) if gpus % others == 0 else []):
-        for p in of("pp", divisors(gpus // others // t)):
+    for t in allowed("tp", divisors(gpus // others) if gpus % others == 0 else []):
+        for p in allowed("pp", divisors(gpus // others // t)):
             inner = gpus // others // t // p
             lengths = [c for c in divisors(inner) if c == 1 or c * LEAST_TOKENS <= job.seq_len]
-            for c in [only["cp"]] if inner % only.get("cp", gpus + 1) == 0 else of("cp", lengths):
+            for c in [only["cp"]] if inner % only.get("cp", gpus + 1) == 0 else allowed("cp", lengths):
                 d = inner // c
                 if d != only.get("dp", d):
                     continue
@@ -150,17 +155,18 @@ def _all_axes(job: Job, gpus: int, only: dict[str, int]) -> Iterator[Axes]:
 
 
 def passed_over(job: Job, gpus: int, only: dict[str, int]) -> Iterator[tuple[str, int]]:
-    """(axis, size) of possible layouts that were not tried, smallest first: shorter parts of a sequence."""
+    """("cp", size) for each size up to 8 that is possible and was not tried, smallest first."""
     if only.get("cp", 1) == 1:
         for c in (2, 4, 8):
-            looked_at = "cp" not in only and c * LEAST_TOKENS <= job.seq_len
-            if gpus % c == 0 and job.seq_len % (2 * c) == 0 and not looked_at:
+            tried = "cp" not in only and c * LEAST_TOKENS <= job.seq_len
+            if gpus % c == 0 and job.seq_len % (2 * c) == 0 and not tried:
                 yield "cp", c
 
 
 def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
-    """The possible layouts, each with only those ZeRO stages whose states alone leave room on a middle stage.
-    If there are none, the last one, in microbatches of one sequence, to show by how much it does not fit.
+    """The possible sizes, each with only those ZeRO stages whose states alone fit on a middle pipeline stage.
+    If none does, the last ZeRO stage is kept, with microbatches of one sequence, to show by how much it does
+    not fit.
     """
     if not possible:
         return []
@@ -178,9 +184,7 @@ def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
 
 
 def _chunks(model: ModelShape, framework: Framework, p: int) -> list[int]:
-    """The numbers of chunks that a pipeline rank may have. More than one need a multiple of p
-    microbatches.
-    """
+    """The numbers of chunks that a pipeline rank may have, if p divides the number of microbatches."""
     if p == 1:
         return [1]
     most = min(framework.offers.most_chunks, model.layers // p + 1)
@@ -188,7 +192,9 @@ def _chunks(model: ModelShape, framework: Framework, p: int) -> list[int]:
 
 
 def runs(job: Job, schedule: str, recompute: str, rows: np.ndarray) -> np.ndarray:
-    """Which rows `schedule` can run, by `check`. Without a pipeline all schedules are the same, 1F1B."""
+    """Which rows can have this schedule and recompute policy: see `possible.check`. Without a pipeline all
+    schedules are the same, and only 1F1B is tried.
+    """
     kind = Layout(schedule=schedule).pipeline
     p, v = rows["pp"], rows["interleave"]
     if kind.chunks == 0:
@@ -197,7 +203,7 @@ def runs(job: Job, schedule: str, recompute: str, rows: np.ndarray) -> np.ndarra
         return v == 1
     enough = job.global_batch // (rows["dp"] * rows["microbatch"]) >= kind.fills * p
     even = job.model.layers % (kind.chunks * p) == 0
-    divide = (kind.chunks == 1) | even  # one chunk on a rank: rows have it
+    divide = (kind.chunks == 1) | even  # `all_rows` has checked layouts with one chunk on a rank
     return (
         (v == 1)
         & (p > 1)

@@ -1,14 +1,14 @@
 """How sure a prediction is: an interval around it that holds 8 of 10 runs, for 8 of 10 sources of runs.
 
-A *source* is whoever published a set of runs. A *kind* of run is dense or experts, on a generation of GPUs.
-An *error* is the natural logarithm of measured over predicted. data/planner_errors.json, which `make
-planner-tables` writes, has the errors of each published run: of its seconds, of its memory, and of the ratio
-of two layouts of one job. The error of a ratio is smaller, because the errors of two layouts are alike.
-Nothing was fitted to these runs, except what `cost` names.
+A *source* published one or more sets of runs. A *kind* of run is a dense model, or one with experts, on one
+generation of GPUs. An *error* is the natural logarithm of measured over predicted. data/planner_errors.json,
+which `make planner-tables` writes, has the errors of each published run: of its seconds, of its memory, and
+of the ratio of two layouts of one job. The error of a ratio is smaller, because the errors of two layouts are
+alike. Nothing was fitted to these runs, except what `cost` names.
 
 Each source has a bias: its runs are all slower than predicted, or all faster. The runs of that file were at
 hand while the planner was written, so they show too little bias. `ELSEWHERE` has percentiles of runs that
-were not at hand. Runs of the reader's own source show its bias, which `sure` then takes out.
+were not at hand. If the user gives measured runs, `sure` takes the bias of their source out.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ..files import find
 from ..table import Table
 from .job import Job
 
-INSIDE = 0.8  # share of the runs in an interval
-ENOUGH = 10  # with fewer runs of a kind, their own percentiles are not used
+INSIDE = 0.8  # the share of the runs that an interval should hold
+ENOUGH = 10  # with fewer runs of a kind at hand, only the percentiles of `ELSEWHERE` are used
 # With fewer sources a kind has no interval: an interval is tested on a source that is left out, and one
 # remaining source does not show how far sources differ.
 SOURCES = 3
 # Kind, as (generation, experts) -> 10th and 90th percentile of measured over predicted, for the kinds with
-# `SOURCES` sources. From 3,568 published runs of 38 sets that were not at hand, compared in November 2026
-# with the planner as it is here. Blackwell's 10th percentile is 0.67, or 0.84 if each set has the same
-# weight; 0.75 is their geometric mean.
+# `SOURCES` sources. From 3,568 published runs of 38 sets that were not at hand, compared with the planner in
+# November 2026. Blackwell's 10th percentile is 0.67, or 0.84 if each set has the same weight; 0.75 is their
+# geometric mean.
 ELSEWHERE = {
     ("A100", False): (0.97, 1.47),
     ("Hopper", False): (0.92, 1.26),
@@ -40,11 +40,12 @@ ELSEWHERE = {
 }
 # Standard deviations of the errors of the same runs: within a source, and of the sources' biases.
 WITHIN, BETWEEN = 0.125, 0.13
-# Of the mean error of n runs of the reader's own, n / (n + AGAINST) is taken out, and less if they scatter by
-# more than `WITHIN`. So one odd run does not spoil a prediction that was right.
+# Of the mean error of the user's n runs, n / (n + AGAINST) is taken out, and less if they scatter by more
+# than `WITHIN`. So one odd run does not spoil a prediction that was right.
 AGAINST = 1.5
-NORMAL = 1.2816  # so many standard deviations to either side hold `INSIDE` of a normal distribution
-BELOW = 0.8416  # and `INSIDE` of it lies below so many
+# The share `INSIDE` of a normal distribution lies within NORMAL standard deviations to either side of its
+# mean, and the same share lies below its mean plus BELOW standard deviations.
+NORMAL, BELOW = 1.2816, 0.8416
 # The least width of an interval to either side of its middle, in logarithms. Percentiles of all runs are too
 # narrow, because the runs of a source err together. `INSIDE` of the sources have a bias of at most NORMAL ·
 # BETWEEN, and `INSIDE` of a source's runs lie at most BELOW · WITHIN beyond its bias.
@@ -57,19 +58,19 @@ HELD = 1.13
 class Sure(NamedTuple):
     """How far measured and predicted figures of a kind of run lie apart."""
 
-    low: float | None  # the interval begins at so many times the predicted seconds; None: there is none
-    high: float | None  # and ends at so many times
-    held: float  # the interval of the bytes: divided by this, and times this
+    low: float | None  # the interval of the seconds begins at this times the prediction; None: no interval
+    high: float | None  # and ends at this times the prediction
+    held: float  # the interval of the bytes: the prediction divided by this, and times this
     apart: float  # two layouts of a job whose predicted seconds differ by a smaller share than this are a tie
     runs: int  # published runs of the kind
     of: str  # the kind, in words
-    measured: int = 0  # runs of the reader's own source
-    factor: float = 1.0  # by which these correct the predicted seconds
+    measured: int = 0  # runs that the user has measured
+    factor: float = 1.0  # the predicted seconds are multiplied by this, because of these runs
 
 
 @cache
 def published() -> list[dict]:
-    """A record for each set and kind: their names, and the errors. See `tests/plan/published.py`, `kinds`."""
+    """A record of errors for each set and kind of run. `kinds` in tests/plan/published.py makes them."""
     return json.loads(find("data/planner_errors.json").read_text(encoding="utf-8"))
 
 
@@ -80,10 +81,7 @@ def source(name: str) -> str:
 
 
 def sure(job: Job) -> Sure:
-    """How sure a prediction for this job is. If the job has runs of its own source (`Job.measured`), most of
-    their mean error is taken out: see `AGAINST`. The interval of a further run of this source is then √(1 +
-    1/n) times as wide as the spread within a source, and never wider than without these runs.
-    """
+    """How sure a prediction for this job is, with the runs that the user has measured (`Job.measured`)."""
     given = _of_kind(job.cluster.device.generation, bool(job.model.experts))
     return narrowed(given, job.measured)
 
@@ -94,11 +92,14 @@ def _of_kind(generation: str, experts: bool) -> Sure:
 
 
 def narrowed(given: Sure, measured: tuple[float, ...]) -> Sure:
-    """The same, after runs of one source with these errors."""
+    """`given` after n runs of one source with these errors. Most of their mean error is taken out: see
+    `AGAINST`. The interval of a further run of this source is then √(1 + 1/n) times as wide as the spread
+    within a source, and never wider than without these runs.
+    """
     if not (n := len(measured)):
         return given
     mean = sum(measured) / n
-    scatter = sum((one - mean) ** 2 for one in measured) / max(1, n - 1)
+    scatter = sum((error - mean) ** 2 for error in measured) / max(1, n - 1)
     taken = n / (n + AGAINST * max(1.0, scatter / WITHIN**2))
     given = given._replace(measured=n, factor=math.exp(taken * mean))
     if given.low is None or given.high is None:
@@ -115,18 +116,17 @@ def interval(generation: str, experts: bool, sets: list[dict]) -> Sure:
     """The interval of a kind of run. It holds the percentiles of `ELSEWHERE` and of these sets. A kind that
     `ELSEWHERE` omits has no interval.
     """
-    kind = lambda **is_: [one for one in sets if all(one[name] == value for name, value in is_.items())]
-    called = "models with experts" if experts else "dense models"
-    mine = kind(experts=experts, generation=generation)
-    runs, low, high = len(_all(mine)), None, None
+    alike = [one for one in sets if one["experts"] == experts]
+    of_kind = [one for one in alike if one["generation"] == generation]
+    runs, low, high = len(_all(of_kind)), None, None
     if (generation, experts) in ELSEWHERE:
         low, high = ELSEWHERE[generation, experts]
         if runs >= ENOUGH:
-            there = _percentiles(mine)
-            low, high = min(low, there[0]), max(high, there[1])
+            at_hand = _percentiles(of_kind)
+            low, high = min(low, at_hand[0]), max(high, at_hand[1])
         low, high = widened(low, high)
-    of = f"{called} on {generation or 'such'} GPUs"
-    apart = float(np.expm1(_spread(_all(kind(experts=experts), "differences"))))
+    of = f"{'models with experts' if experts else 'dense models'} on {generation or 'such'} GPUs"
+    apart = float(np.expm1(_spread(_all(alike, "differences"))))
     return Sure(low, high, HELD, apart, runs, of)
 
 
@@ -136,32 +136,32 @@ def widened(low: float, high: float) -> tuple[float, float]:
     return math.exp(middle - half), math.exp(middle + half)
 
 
-def inside(one: dict, given: Sure | None = None) -> int:
+def inside(record: dict, given: Sure | None = None) -> int:
     """How many runs of a set lie in the given interval; by default in the interval from all other sets.
     Raises ValueError for a kind that has none.
     """
-    given = given or _of_others(one)
+    given = given or _of_others(record)
     if given.low is None or given.high is None:
         raise ValueError(f"there is no interval for {given.of}")
-    return sum(given.low <= math.exp(error) <= given.high for error in one["seconds"])
+    return sum(given.low <= math.exp(error) <= given.high for error in record["seconds"])
 
 
-def _of_others(one: dict) -> Sure:
-    rest = [other for other in published() if other["set"] != one["set"]]
-    return interval(one["generation"], one["experts"], rest)
+def _of_others(record: dict) -> Sure:
+    rest = [other for other in published() if other["set"] != record["set"]]
+    return interval(record["generation"], record["experts"], rest)
 
 
-def with_measured(one: dict, n: int, tries: int = 100) -> tuple[float, float, float]:
-    """(median error of a set's runs; that of the others after n of them were measured; the share of the
-    others in the interval then). The last two are means over `tries` random draws of the n runs. The share is
-    NaN for a kind that has no interval.
+def with_measured(record: dict, n: int, tries: int = 100) -> tuple[float, float, float]:
+    """(median error of a set's runs; after n of its runs were measured, the median error of its other runs,
+    and the share of these inside the interval). The last two are means over `tries` random draws of the n
+    runs. The share is NaN for a kind that has no interval.
     """
-    random, errors, given = np.random.default_rng(0), np.array(one["seconds"]), _of_others(one)
+    random, errors, given = np.random.default_rng(0), np.array(record["seconds"]), _of_others(record)
     off, covered = [], []
     for _ in range(tries):
         chosen = random.choice(len(errors), n, replace=False)
-        then, rest = narrowed(given, tuple(errors[chosen])), np.delete(errors, chosen)
-        rest = rest - math.log(then.factor)
+        then = narrowed(given, tuple(errors[chosen]))
+        rest = np.delete(errors, chosen) - math.log(then.factor)
         off.append(np.median(np.abs(np.expm1(-rest))))
         covered.append(math.nan if then.low is None else inside({"seconds": rest}, then) / len(rest))
     before = float(np.median(np.abs(np.expm1(-errors))))

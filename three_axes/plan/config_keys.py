@@ -1,4 +1,4 @@
-"""Names in Hugging Face's config.json files: those that are read, and those that change nothing here.
+"""Keys of Hugging Face's config.json: those that give a model's shape, and those that have no effect on it.
 
 `configs` refuses any other key, because the model may be a different one.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# our name -> its name in Hugging Face's configurations, and in our own files
+# Field of `ModelShape` -> the keys that may have it, in Hugging Face's files and in our own.
 NAMES = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "layers"),
     "hidden": ("hidden_size", "n_embd", "d_model", "hidden"),
@@ -17,6 +17,7 @@ NAMES = {
     "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "ffn"),
     "head_dim": ("head_dim",),
 }
+# The same for `Experts`, where EVERY and SHARED have the keys of `every` and `shared`, and for `Latent`.
 EXPERTS = {
     "count": ("num_local_experts", "num_experts", "n_routed_experts"),
     "per_token": ("num_experts_per_tok", "experts_per_token"),
@@ -24,6 +25,7 @@ EXPERTS = {
     "dense_layers": ("first_k_dense_replace",),
 }
 EVERY = ("interleave_moe_layer_step", "decoder_sparse_step")
+SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
 LATENT = {
     "kv_rank": ("kv_lora_rank",),
     "q_rank": ("q_lora_rank",),
@@ -31,8 +33,7 @@ LATENT = {
     "rope": ("qk_rope_head_dim",),
     "values": ("v_head_dim",),
 }
-SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
-# Further keys that are read: for all models, for those with experts, for one kind.
+# Further keys that are read: for all models, for those with experts, for one model_type.
 READ = """
     model_type name _name_or_path parameters tie_word_embeddings attention_bias mlp_bias use_bias bias
     sliding_window use_sliding_window layer_types max_window_layers sliding_window_pattern
@@ -48,17 +49,11 @@ READ_OF = {
     "glm4_moe": ("use_qk_norm",),
     "gpt2": ("n_positions", "max_position_embeddings"),
     "granitemoehybrid": ("shared_intermediate_size", "num_local_experts", "num_experts_per_tok"),
-    "llama4_text": (
-        "intermediate_size_mlp",
-        "no_rope_layers",
-        "attention_chunk_size",
-        "use_qk_norm",
-        "moe_layers",
-    ),
+    "llama4_text": "intermediate_size_mlp no_rope_layers attention_chunk_size use_qk_norm moe_layers".split(),
 }
-# A key that a file may omit -> the default in the configuration class of its model_type (Transformers 5.24.0,
-# models/*/configuration_*.py). None: the class computes it from hidden size and heads. A key that is required
-# (`asked`) and is not in this table is named in the refusal.
+# model_type -> keys that a file may omit, with their default in its configuration class (Transformers 5.24.0,
+# models/*/configuration_*.py). None: the class computes it from hidden size and heads. A file without a
+# required key (`asked`) that is not in this table is refused.
 _OF_HEADS: dict[str, Any] = dict(num_key_value_heads=None, head_dim=None)
 _OF_HIDDEN: dict[str, Any] = dict(_OF_HEADS, intermediate_size=None)
 _QWEN: dict[str, Any] = dict(sliding_window=4096, max_window_layers=28)
@@ -105,19 +100,19 @@ ABSENT: dict[str, dict[str, Any]] = {
 
 
 def asked(kind: str, experts: bool, latent: bool) -> list[tuple[str, ...]]:
-    """Required keys of this model_type: without them it would be another model. One name of each is
-    enough.
+    """Keys that a file of this model_type needs, because another model would be read without them: of each
+    tuple at least one.
     """
     names = [NAMES["kv_heads"], NAMES["ffn"], *[NAMES["head_dim"]] * (not latent)]
     if experts:
-        apart = kind not in ("mixtral", "gpt_oss", "llama4_text")  # in these the plain width is an expert's
+        apart = kind not in ("mixtral", "gpt_oss", "llama4_text")  # their intermediate_size is an expert's
         names += [EXPERTS["ffn"][:1]] * apart
         names += [SHARED] * (kind == "qwen2_moe")
         names += [("n_shared_experts",), EXPERTS["dense_layers"]] * (latent or kind == "glm4_moe")
     return names + [LATENT["q_rank"]] * latent
 
 
-# Keys that change neither a size nor a speed counted here: names, and beginnings and ends of names.
+# Keys that change neither bytes nor seconds: whole names, names with one value, beginnings and ends of names.
 HARMLESS = set(
     """
     architectures auto_map torch_dtype dtype use_cache quantization_config quantization pretraining_tp
@@ -140,14 +135,5 @@ HARMLESS_OF: dict[str, dict[str, Any]] = {
     "phi3": {"full_attn_mod": 1, "interpolate_factor": 1},  # in Phi-4-mini's file; its class ignores both
     "granitemoehybrid": {"normalization_function": "rmsnorm", "position_embedding_type": "rope"},
 }
-BEGINS = (
-    "rope_",
-    "rotary",
-    "summary_",
-    "output_",
-    "attn_implementation",
-    "_attn_",
-    "transformers_",
-    "use_flash",
-)
+BEGINS = tuple("rope_ rotary summary_ output_ attn_implementation _attn_ transformers_ use_flash".split())
 ENDS = ("_token_id", "_eps", "_epsilon", "dropout", "_pdrop", "_dropout_prob", "_token_index", "softcapping")

@@ -1,7 +1,6 @@
-"""Model shapes from JSON: our own files, and the config.json of a decoder on Hugging Face.
+"""Reads a model's shape from JSON: from our own files, and from the config.json of a decoder on Hugging Face.
 
-A key that is neither read here nor known to change nothing is refused by name: the model may be a different
-one.
+A key that is neither read nor known to have no effect is refused by name: the model may be a different one.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from .config_keys import (
 )
 from .shape import Experts, Latent, ModelShape
 
-_PLAIN = dict(gated=False, biases=True)
-# Hugging Face's model_type -> what the file does not contain; tied: the default if it does not say
+_PLAIN = dict(gated=False, biases=True)  # layers like GPT's
+# Hugging Face's model_type -> fields of `ModelShape` that its file does not contain; of `tied` the default.
 _KINDS: dict[str, dict] = {
     "llama": {},
     "mistral": {},
@@ -60,38 +59,29 @@ _KINDS: dict[str, dict] = {
     "gptj": _PLAIN,
     "falcon": dict(tied=True, **_PLAIN),
 }
-_WITH_EXPERTS = (
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "kimi_k2",
-    "gpt_oss",
-    "glm4_moe",
-    "llama4_text",
-)
-_ROUTER_BIAS = ("deepseek_v3", "kimi_k2", "gpt_oss", "glm4_moe")
 _WITH_LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+_WITH_EXPERTS = (*_WITH_LATENT, "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "glm4_moe", "llama4_text")
+_ROUTER_BIAS = ("deepseek_v3", "kimi_k2", "gpt_oss", "glm4_moe")
+# Types with recurrent layers, and the name of these; their files are refused.
 _RECURRENT = {
     **dict.fromkeys(("jamba", "mamba"), "Mamba"),
     **dict.fromkeys(("mamba2", "nemotron_h", "falcon_h1", "bamba"), "Mamba-2"),
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear"), "gated delta networks"),
 }
-# Model_type -> of so many layers one sees the whole sequence, if the file does not say.
+# model_type -> of so many layers one attends to the whole sequence, if the file has no pattern.
 _PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "llama4_text": 4}
 _ATTENTION = ("full_attention", "attention")  # of `layer_types`
 _WINDOWED = ("sliding_attention", "chunked_attention")  # of `layer_types`
 
 
 def from_config(path: Path) -> ModelShape:
-    """Read a shape from a JSON file. With a key "parameters", the number in the model card, the computed
-    number is checked.
+    """Read a shape from a JSON file. If the file has a key "parameters", the number in the model card, the
+    shape must have as many.
 
     DeepSeek-V3 is read without the module that predicts a second token, which its printed size also omits.
-    Raises ValueError with a sentence for a file that cannot be read, for a feature without a price here, for
-    a key that is neither read nor known to change nothing, and for an unknown model_type, unless the file
-    says whether it is gated and tied, and has a number of parameters to check the shape.
+    Raises ValueError with a sentence for a file that cannot be read, for layers that the planner does not
+    count, for a key that is neither read nor known to have no effect, and for an unknown model_type, unless
+    the file has `gated`, `tied` and `parameters`.
     """
     config = read_object(path, "model")
     kind = config.get("model_type", "")
@@ -134,21 +124,21 @@ def from_config(path: Path) -> ModelShape:
 
 
 def _with_defaults(path: Path, config: dict, kind: str) -> dict:
-    """The file, with Transformers' default for each key that it omits. Raises ValueError for a required key
-    without a known default.
+    """The file's keys, with Transformers' defaults for those that it omits. Raises ValueError for a required
+    key that it omits and that has no default.
     """
     if kind not in _KINDS:
         return config
     aliases = [*NAMES.values(), *EXPERTS.values(), *LATENT.values()]
-    others = {one: names for names in aliases for one in names}
+    same = {name: names for names in aliases for name in names}
     may_be_null = (*NAMES["kv_heads"], *LATENT["q_rank"])  # null: as many as heads; no short vector
-    there = lambda name: name in config and (name in may_be_null or config[name] is not None)
-    is_there = lambda key: any(map(there, others.get(key, (key,))))
-    config = config | {key: value for key, value in ABSENT[kind].items() if not is_there(key)}
+    has = lambda name: name in config and (name in may_be_null or config[name] is not None)
+    has_any = lambda key: any(map(has, same.get(key, (key,))))
+    config = config | {key: value for key, value in ABSENT[kind].items() if not has_any(key)}
     if kind == "granitemoehybrid" and "shared_intermediate_size" in config:
         config["intermediate_size"] = config["shared_intermediate_size"]
     for names in asked(kind, kind in _WITH_EXPERTS, kind in _WITH_LATENT):
-        if not any(there(name) or ABSENT[kind].get(name, 0) is None for name in names):
+        if not any(has(name) or ABSENT[kind].get(name, 0) is None for name in names):
             raise ValueError(
                 f"{path} does not say {names[0]}, and another model would be read without it: take it from"
                 " the model's own config.json"
@@ -157,19 +147,19 @@ def _with_defaults(path: Path, config: dict, kind: str) -> dict:
 
 
 def _usual_names(config: dict) -> dict:
-    """Translate Llama 4's names: the plain `intermediate_size` is the width of an expert, and of the shared
-    one; a layer without rotations sees the whole sequence, other layers their part of it.
+    """Translate Llama 4's keys. Its `intermediate_size` is the width of an expert, and of the shared expert.
+    In a layer without rotary positions a token attends to the whole sequence, else to a part of it.
     """
-    width, turned = config.get("intermediate_size"), config.get("no_rope_layers")
+    width, rotary = config.get("intermediate_size"), config.get("no_rope_layers")
     names = dict(intermediate_size=config.get("intermediate_size_mlp"), moe_intermediate_size=width)
     names |= dict(shared_expert_intermediate_size=width, sliding_window=config.get("attention_chunk_size"))
-    if isinstance(turned, list):
-        names["layer_types"] = ["chunked_attention" if one else "full_attention" for one in turned]
+    if isinstance(rotary, list):
+        names["layer_types"] = ["chunked_attention" if has_it else "full_attention" for has_it in rotary]
     return config | names
 
 
 def _own(given: dict) -> dict:
-    """Fields of our own files: parts are objects."""
+    """Turn the objects `experts` and `latent` of our own files into an `Experts` and a `Latent`."""
     for field, part in (("experts", Experts), ("latent", Latent)):
         if isinstance(given.get(field), dict):
             names = check_fields(field, given[field], part)
@@ -183,7 +173,9 @@ def _own(given: dict) -> dict:
 
 
 def _sizes(path: Path, config: dict, names: dict, needed: tuple[str, ...]) -> dict[str, int]:
-    """The sizes with the names `names`; 0 for a size that the file omits and that is not needed."""
+    """Field -> its size in the file; 0 for a size that the file omits and that is not needed. names: field ->
+    the keys that may have it.
+    """
     sizes = {}
     for field, aliases in names.items():
         value = next((config[a] for a in aliases if config.get(a) is not None), None)
@@ -213,7 +205,7 @@ def _latent(path: Path, config: dict, kind: str) -> Latent | None:
 
 
 def _window(config: dict, kind: str, layers: int) -> tuple[int, int]:
-    """(tokens that a windowed layer sees, number of windowed layers)."""
+    """(tokens to which a token attends in a layer with a window, number of such layers)."""
     size = config.get("sliding_window")
     used = config.get("use_sliding_window", not kind.startswith(("qwen2", "qwen3", "smollm3")))
     if not size or used is False:
@@ -243,7 +235,7 @@ def check_parameters(model: ModelShape, card: float) -> None:
 
 
 def _refuse_unread(path: Path, config: dict, kind: str) -> None:
-    """Raises ValueError with the names of keys that are neither read nor known to change nothing."""
+    """Raises ValueError with the names of keys that are neither read nor known to have no effect."""
     read = {alias for aliases in NAMES.values() for alias in aliases} | {*READ, *READ_OF.get(kind, ())}
     read |= {field.name for field in fields(ModelShape)}
     if kind in _WITH_EXPERTS:
@@ -255,8 +247,8 @@ def _refuse_unread(path: Path, config: dict, kind: str) -> None:
     harmless = lambda key: key in HARMLESS or key.startswith(begins) or key.endswith(ENDS)
     empty = lambda value: value is None or value is False or value in ([], {})
     of_kind = HARMLESS_OF.get(kind, {})
-    nothing = lambda key, value: harmless(key) or empty(value) or key in of_kind and of_kind[key] == value
-    unread = [plain(key, 40) for key, value in config.items() if key not in read and not nothing(key, value)]
+    idle = lambda key, value: harmless(key) or empty(value) or key in of_kind and of_kind[key] == value
+    unread = [plain(key, 40) for key, value in config.items() if key not in read and not idle(key, value)]
     if not unread:
         return
     what = ", ".join(unread[:3])
@@ -273,7 +265,7 @@ def _refuse_unread(path: Path, config: dict, kind: str) -> None:
 
 
 def _refuse_other_layers(path: Path, config: dict, kind: str) -> None:
-    """Raises ValueError for a value of a key that would make other layers than those counted here."""
+    """Raises ValueError for a value that would make other layers than those that the planner counts."""
     if kind in _RECURRENT:
         raise ValueError(
             f"{path}: {kind} has recurrent layers ({_RECURRENT[kind]}), which are not priced here"
@@ -302,7 +294,7 @@ def _refuse_other_layers(path: Path, config: dict, kind: str) -> None:
 
 
 def _positions(config: dict, kind: str) -> int:
-    """Learned positions: GPT-2 and OPT have them, rotary models have none."""
+    """The number of learned positions: GPT-2 and OPT have them, models with rotary positions have none."""
     if kind == "opt":
         name, more = "max_position_embeddings", 2
     elif kind == "gpt2":

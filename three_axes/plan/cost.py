@@ -6,13 +6,12 @@ The slowest pipeline stage sets the pace. Its seconds are computed from the list
     collectives      see `paper.collectives`; if they may run under computation, only what it does not hide
     the rest         bytes / (bandwidth · efficiency)
 
-A layer takes the longer of this time and the host's time to launch it. The embedding and the head, the sends
-between stages, the bubble, data parallelism and the optimizer are added to the m microbatches of the layers.
+A layer takes the longer of this time and the host's time to launch it, m times for m microbatches. Embedding
+and head, sends between stages, the bubble, data parallelism and the optimizer are added.
 
-Five constants, each with a meaning, were fitted to two published tables of A100 runs and to nothing else,
-with an earlier form of this model; a sixth, `exposed`, was set by judgement, and a seventh, `slowed`, is
-from published measurements (data/cost_constants.json).
-`validation.table` compares them with runs to which they were not fitted.
+Five constants were fitted to two published tables of A100 runs and to nothing else, with an earlier form of
+this model. A sixth, `exposed`, was set by judgement, and a seventh, `slowed`, is from published measurements
+(data/cost_constants.json). `validation.table` compares predictions with published runs.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ from .op import Op
 from .operations import OperationLists, between_stages, lists
 from .stages import kinds_among, kinds_on_rank, layers_on_rank
 
-COMPUTED = ("matrices", "experts", "attention", "elementwise", "casts")  # terms of a layer
+# A layer's terms: what it computes, and one for each axis along which it sends.
+COMPUTED = ("matrices", "experts", "attention", "elementwise", "casts")
 TERMS = (*COMPUTED, *dict.fromkeys(axis.part for axis in AXES if axis.talks == "layer"))
 
 
@@ -62,14 +62,15 @@ def constants() -> Constants:
 
 
 def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
-    """Seconds of one operation with nothing beside it; for a collective, of one call. Arrays give arrays."""
+    """Seconds of an operation, or of one call of a collective, while nothing else runs. Takes arrays."""
     if sent := op.sends:
         inside, nodes = layout.reach(sent.axis, job.cluster.gpus_per_node)
         shares = c.intra_node_efficiency, c.inter_node_efficiency
         if sent.collective == "all_to_all":
             copies = 1.0, 1.0
             if sent.axis == "ep" and job.framework.sends.once_a_node and (experts := job.model.experts):
-                # The share of a token's k copies that is sent: one to each rank, and one to each node.
+                # A rank gets one copy of a token, even if several of the token's k experts are there, and so
+                # does a node. copies: the shares of the k copies that are sent to ranks, and to nodes.
                 k = experts.per_token
                 copies = tuple(n / k * (1 - (1 - 1 / n) ** k) for n in (inside * nodes, nodes))
             return all_to_all_seconds(sent.payload, inside, nodes, job.cluster, *shares, copies)
@@ -87,8 +88,7 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
 class Work(NamedTuple):
     """Seconds that a list of operations takes, by part and phase, for one microbatch. Phases: F forward, I
     input gradients, W weight gradients, R the forward that backward computes again. host: the host's seconds
-    to launch them, by phase. routed: seconds of a forward in which the host waits for a router, 0 without
-    one.
+    to launch kernels, by phase. routed: seconds of a forward in which the host waits for a router; else 0.
     """
 
     seconds: dict[str, dict[str, float]]
@@ -133,26 +133,26 @@ def durations(ops: list[Op], job: Job, layout: Layout, c: Constants) -> list:
     """Seconds of all calls of each operation. If a collective may run while products compute, only the
     seconds that the products do not cover are counted, and at least the share `exposed` of all of them.
     """
-    known: dict[tuple, float] = {}  # equal operations are computed once
+    known: dict[tuple, float] = {}  # equal operations are computed once; arrays are compared by identity
     took = []
     for op in ops:
         sent = op.sends
         numbers = map(id, (op.flops, op.streamed, op.share, sent and sent.payload))
-        like = op.rate, op.part, op.memory, sent and (sent.collective, sent.axis), *numbers
-        if like not in known:
-            known[like] = seconds_of(op, job, layout, c)
-        took.append(sent.calls * known[like] if sent else known[like])
+        key = op.rate, op.part, op.memory, sent and (sent.collective, sent.axis), *numbers
+        if key not in known:
+            known[key] = seconds_of(op, job, layout, c)
+        took.append(sent.calls * known[key] if sent else known[key])
     products: dict[tuple[str, str], float] = {}
-    for op, one in zip(ops, took):
+    for op, seconds in zip(ops, took):
         if op.block and not op.sends:
-            products[op.block, op.phase] = products.get((op.block, op.phase), 0.0) + one
-    hidden = lambda op, one: uncovered(one, products.get((op.block, op.under), 0.0), c.exposed)
+            products[op.block, op.phase] = products.get((op.block, op.phase), 0.0) + seconds
+    exposed = lambda op, seconds: uncovered(seconds, products.get((op.block, op.under), 0.0), c.exposed)
     hides = job.framework.hides
-    return [hidden(op, one) if op.hides in hides else one for op, one in zip(ops, took)]
+    return [exposed(op, seconds) if op.hides in hides else seconds for op, seconds in zip(ops, took)]
 
 
 def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | None = None) -> Work:
-    """Compute the seconds of a list of operations. took: their `durations`, if known."""
+    """Sum the seconds of a list of operations by part and phase. took: their `durations`, if known."""
     took = took or durations(ops, job, layout, c)
     seconds = {part: dict.fromkeys("FIWR", 0.0) for part in dict.fromkeys(op.part for op in ops)}
     host: dict[str, Any] = dict.fromkeys("FIWR", 0.0)
@@ -179,18 +179,19 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
 
 def _routed(forward: list[tuple]):
     """Seconds of a forward in which the host waits at the router, until it knows how many rows each expert
-    gets. There host and GPU are at the same operation. Up to the next layer's router the host gets ahead only
-    if it launches kernels faster than the GPU runs them. The last kernel of an operation starts when it is
-    launched, or when the GPU has run those before it, whichever is later.
+    gets; 0 without a router. When the host knows, the GPU has run all that was launched. Up to the next
+    layer's router the host gets ahead only if it launches kernels faster than the GPU runs them. The last
+    kernel of an operation starts when it is launched, or when the GPU has run those before it, whichever is
+    later. forward: (operation, its seconds, number of its kernels, seconds to launch them).
     """
     names = [op.name for op, *_ in forward]
     if ROUTER not in names or not any(np.any(launched) for *_, launched in forward):
         return 0.0
     at = names.index(ROUTER) + 1
     host = gpu = 0.0
-    for _, one, count, launched in forward[at:] + forward[:at]:
+    for _, seconds, count, launched in forward[at:] + forward[:at]:
         host = host + launched
-        gpu = np.maximum(gpu + one, host + one / np.maximum(count, 1))
+        gpu = np.maximum(gpu + seconds, host + seconds / np.maximum(count, 1))
     return gpu
 
 
@@ -235,8 +236,8 @@ def step_terms(
     deep = np.maximum(sum(on_first), layers_on_rank(model, layout, np.minimum(1, p - 1)))
     if np.any(layout.recomputed):
         kinds = [kind.again(layout.share_recomputed(deep)) for kind in kinds]
-    timed = [_timed(kind, job, layout) for kind in kinds]
-    # A rank so far back that it has no layer of the first kind; without a pipeline, the only rank.
+    timed = [_timed(kind) for kind in kinds]
+    # Layers of each kind on a stage behind all layers of the first kind; without a pipeline, on the only one.
     counts = [n for _, n in kinds_among(model, layout, piped * model.layers, deep)]
     whole = lambda counts: sum(count * kind.takes for count, kind in zip(counts, timed))
     inner, first, last = whole(counts), whole(on_first) + begin.total, whole(on_last) + end.total
@@ -253,10 +254,10 @@ def step_terms(
 
     message = seconds_of(between_stages(job, layout), job, layout, c)
     exposed = message
-    if "sends" in job.framework.hides and layout.pipeline.chunks == 0:  # interleaved: chunks are chosen
+    if "sends" in job.framework.hides and layout.pipeline.chunks == 0:  # the schedule is 'interleaved'
         exposed = uncovered(message, inner / layout.chunks / 2, c.exposed)
     terms["pipeline sends"] = piped * 2.0 * (m * layout.chunks * exposed + (p - 1) * message)
-    # The time in which the slowest stage is idle.
+    # The slowest stage is idle while a microbatch is on the others: `rest`, their layers, embedding and head.
     last_is_slowest = (last >= first) & (last > inner)
     first_is_slowest = ~last_is_slowest & (first > inner)
     totals = [count for _, count in model.kinds]
@@ -279,8 +280,8 @@ def step_terms(
 
 
 class _Kind(NamedTuple):
-    """A layer of one kind for one microbatch. gpu: seconds on the GPU alone; takes: with the host's launches,
-    which may be slower.
+    """A layer of one kind for one microbatch. gpu: seconds of the GPU's work; takes: seconds of the layer, in
+    which the GPU may wait for the host to launch kernels.
     """
 
     work: Work
@@ -288,16 +289,18 @@ class _Kind(NamedTuple):
     takes: float
 
 
-def _timed(one: Work, job: Job, layout: Layout) -> _Kind:
-    gpu, forward = one.total, one.phase("F")
-    rest = sum(seconds for phase, seconds in one.host.items() if phase != "F")
-    alone = np.maximum(forward, one.routed) + np.maximum(gpu - forward, rest)
-    return _Kind(one, gpu, np.where(one.routed > 0, alone, np.maximum(gpu, rest + one.host["F"])))
+def _timed(of: Work) -> _Kind:
+    """A layer takes the longer of GPU's and host's time; with a router its forward and backward each do."""
+    gpu, forward = of.total, of.phase("F")
+    backward = sum(seconds for phase, seconds in of.host.items() if phase != "F")
+    routed = np.maximum(forward, of.routed) + np.maximum(gpu - forward, backward)
+    return _Kind(of, gpu, np.where(of.routed > 0, routed, np.maximum(gpu, backward + of.host["F"])))
 
 
 def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[Op]):
-    """Exposed seconds of data parallelism, and seconds of the optimizer. both: seconds of a stage's layers
-    for one microbatch, forward and backward; backward: of backward alone.
+    """Exposed seconds of data parallelism, and seconds of the optimizer. m: microbatches. both: seconds of a
+    stage's layers for one microbatch, forward and backward; backward: of backward alone. ops: the result of
+    `synchronisation`.
     """
     hides, zero = job.framework.hides, np.asarray(layout.zero)
     took: dict[str, Any] = {}
@@ -338,6 +341,7 @@ def _fsdp(job: Job, layout: Layout, c: Constants, m, both, backward, took: dict[
     return np.where(np.asarray(layout.pp) > 1, uncovered(gathers + scatters, m * both, c.slowed), exposed)
 
 
+# Term -> its formula in words, which `estimate --explain` prints.
 FORMULAS = {
     "matrices": "m · L/p · (3, 4 with full recompute) · [FLOPs/achievable + bytes/bandwidth] / efficiency",
     "experts": "m · L/p · (3, 4) · [FLOPs of k experts a token/achievable + bytes/bandwidth] / efficiency",

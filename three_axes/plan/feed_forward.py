@@ -1,4 +1,4 @@
-"""Operations of a layer's feed-forward part: one part for all tokens, or many experts, k for each token.
+"""Operations of a layer's feed-forward part: a dense one, or experts, k of them for each token.
 
 Sources: Shazeer et al. 2017 and Lepikhin et al. 2020, section 3 (dispatch, experts, combine); Liu et al. 2025
 (MoE Parallel Folding: experts have their own tensor, expert and data parallelism over the same ranks);
@@ -14,31 +14,30 @@ from typing import Any
 from .op import Kept, LayerOnRank, Op, enter, grouped, leave, product, sending, stream
 from .shape import Experts
 
-ROUTER = "choice of experts"
+ROUTER = "choice of experts"  # the operation whose result the host may wait for: see `cost`
 
 
 def feed_forward(at: LayerOnRank, eager: bool, last: tuple[str, ...]) -> list[Op]:
-    """From the norm's output to the sum. last: the recompute policies under which the sum is
-    computed again.
+    """The operations from the output of a layer's second norm to the sum over the tensor-parallel ranks.
+    eager: the activation function takes a kernel for each of PyTorch's operations. last: the recompute
+    policies under which the sum is computed again.
     """
     if not (e := at.model.experts):
         return dense(at, at.model.ffn, eager, last)
     return [*(dense(at, e.shared, eager, last) if e.shared else []), *experts(at, e, eager)]
 
 
-def _activation(moved, inside, gated: bool, eager: bool, **again) -> list[Op]:
-    """SiLU moves 4 bytes a number, the product with the other half 6; fused 6 in all, a plain GELU 4."""
-    return stream(
-        "activation function",
-        (5.0 if eager else 3.0 if gated else 2.0) * moved,
-        2 if eager else 1,
-        keeps=Kept(inside * (3 if eager else 2 if gated else 1)),
-        **again,
-    )
+def _activation(inside, gated: bool, eager: bool, **again) -> list[Op]:
+    """The activation function, whose result has `inside` bytes. SiLU moves 4 bytes for each of its numbers,
+    and the product with up's result 6. Both in one kernel move 6, and a GELU without such a product 4.
+    """
+    moved, kept = (5.0 if eager else 3.0 if gated else 2.0), (3 if eager else 2 if gated else 1)
+    kernels = 2 if eager else 1
+    return stream("activation function", moved * inside, kernels, keeps=Kept(kept * inside), **again)
 
 
 def dense(at: LayerOnRank, width: int, eager: bool, last: tuple[str, ...]) -> list[Op]:
-    """One part of this width for all tokens, split over tp."""
+    """A part of this width through which all tokens go, split over tp."""
     model, t, sb, h, x = at.model, at.layout.tp, at.tokens, at.model.hidden, at.x
     inside, inputs = at.job.framework.holds.number_bytes * sb * width / t, at.gathered(x)
     recomputed = ("per-op", "full")
@@ -55,36 +54,35 @@ def dense(at: LayerOnRank, width: int, eager: bool, last: tuple[str, ...]) -> li
         *enter(at, x, "feed-forward", 2 if model.gated else 1),
         *gate,
         *up,
-        *_activation(inside, inside, model.gated, eager),
+        *_activation(inside, model.gated, eager),
         *at.product("down", sb, width / t, h, "feed-forward's output", **kept),
         *leave(at.layout, x, "feed-forward", last),
     ]
 
 
 def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
-    """The routed experts. A rank's tokens, a part of its tp group's, each go to k experts' ranks and come
-    back.
-
-    Letters: T tokens of a rank, E experts on ep ranks, each split over etp. The router is assumed to be
-    balanced; `imbalance` of the framework scales the load of the fullest rank.
+    """The routed experts. A rank has a part of its tp group's tokens, sends each to the ranks of its k
+    experts, and gets the results back. Experts are distributed over ep ranks, and each is split over etp. The
+    router is assumed to be balanced; `imbalance` of the framework scales the load of the fullest rank.
     """
     layout, runs, h = at.layout, at.job.framework.runs, at.model.hidden
     n, ep, etp = at.job.framework.holds.number_bytes, layout.ep, layout.etp
-    mine = at.tokens / at.parts
+    mine = at.tokens / at.parts  # tokens
     copies = mine * e.per_token * runs.imbalance  # one for each expert of a token
+    # The bytes of these copies; the rows of a rank's products; the experts on a rank.
     routed, rows, local = n * h * copies, copies * etp, e.count / ep
     inside = n * rows * e.ffn / etp
     together = runs.fused_experts and at.precision.name == "mxfp8"
     kernels = 1 if runs.grouped or together else local
     # One kernel narrows all experts' inputs only if the scales are known before.
     casts = 1 if at.job.precision == "fp8" else kernels
-    # Otherwise the shared experts keep the same input.
+    # Whether the router keeps its input for itself: shared experts may keep the same one.
     alone = not (e.shared and at.job.framework.sends.regathers)
 
     def send(name: str, axis: str, phase: str, collective: str, payload, **where) -> Op:
         return sending(name, axis, phase, collective, 1, payload, **where)
 
-    first = 2 if at.model.gated and runs.fused else 1  # gate and up are one product
+    first = 2 if at.model.gated and runs.fused else 1  # 2: gate and up are one product, twice as wide
     matrix = dict(groups=local, kernels=kernels, bytes_=at.precision.bytes, rate=at.precision.rate)
     # torchtitan's per-op recompute keeps neither grouped products nor the tokens that are sent to them.
     again: dict[str, Any] = dict(recomputed=("per-op", "full"))
@@ -94,8 +92,8 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
         up = [*grouped("experts, gate", rows, h, e.ffn / etp, **matrix, **again), *up]
     results = dict(keeps=Kept(at.narrow(inside), modules=0.0), **again)
     down = grouped("experts, down", rows, e.ffn / etp, h, **matrix, **results)
-    clamped, biased = _one_by_one(2 * inside, n * rows * h, local) if at.model.biases else ([], [])
-    activation = _activation(inside, inside, at.model.gated, eager, recomputed=("per-op", "full", "modules"))
+    clamped, biased = _not_fused(2 * inside, n * rows * h, local) if at.model.biases else ([], [])
+    activation = _activation(inside, at.model.gated, eager, recomputed=("per-op", "full", "modules"))
     between = [*clamped, *activation]
     if together:  # inside the kernels of the two products
         between, biased = ([op._replace(streamed=0.0, kernels=0) for op in ops] for ops in (between, biased))
@@ -128,12 +126,12 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     ]
 
 
-def _one_by_one(up, results, local) -> tuple[list[Op], list[Op]]:
-    """Further operations of gpt-oss, in bytes moved, which Megatron-Core does not fuse (fused_bias_geglu.py,
-    `TEGroupedMLP._apply_bias`): up's results are clamped, each half separately, and put together; and each
-    row of `local` experts' results gets its bias times the router's weight.
+def _not_fused(up, results, local) -> tuple[list[Op], list[Op]]:
+    """Operations of gpt-oss that Megatron-Core does not fuse (fused_bias_geglu.py,
+    `TEGroupedMLP._apply_bias`): the result of up is clamped, each half separately, and put together; and each
+    row of `local` experts' results gets its bias times the router's weight. up, results: bytes.
     """
-    # In passes of half precision: clamped 2, put together 2; backward masks of a byte, chosen, put together.
+    # Reads and writes of up: clamped 2, put together 2; backward masks of a byte, chosen, put together.
     again: dict[str, Any] = dict(recomputed=("per-op", "full", "modules"))
     clamped = stream("clamp", 4.0 * up, 3, 15 / 8, keeps=Kept(up, modules=0.0), **again)
     # Bias times weight 1, sum 3, put together 2; backward two products and their sums.

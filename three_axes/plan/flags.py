@@ -12,38 +12,41 @@ from .frameworks import ALIASES
 from .job import Job
 from .layout import ORDER, Layout
 
-# framework -> repository, commit and date of the source from which its names were read, and the files
+# framework -> repository, commit, date and files in which its names were read
 SOURCES = {
     "megatron-lm": "NVIDIA/Megatron-LM at d98e8a6 (22 August 2026), megatron/training/arguments.py",
     "torchtitan": "pytorch/torchtitan at b5bcd76 (21 August 2026), config/configs.py, trainer.py,"
     " distributed/activation_checkpoint.py",
     "accelerate": "huggingface/accelerate at 16cb6eb (24 July 2026), config_args.py, parallelism_config.py",
 }
-SAID = ("dp", "tp", "pp", "cp", "ep", "etp")  # axes that a framework has words for, or that are refused below
+COVERED = ("dp", "tp", "pp", "cp", "ep", "etp")  # axes for which the functions below have a flag or a refusal
+# Our name -> Megatron-LM's --fp8-recipe, its --cp-comm-type, and PyTorch's name of a schedule.
 FP8 = {"fp8": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise", "mxfp8": "mxfp8"}
 CONTEXT = {"ring": "p2p", "gather": "allgather", "heads": "a2a"}
-SCHEDULES = {"1F1B": "1F1B", "interleaved": "Interleaved1F1B", "ZB-V": "ZBVZeroBubble"}  # PyTorch's names
+SCHEDULES = {"1F1B": "1F1B", "interleaved": "Interleaved1F1B", "ZB-V": "ZBVZeroBubble"}
 
 
 def flags(framework: str, job: Job, layout: Layout) -> str:
-    """The layout as a framework's flags. Raises ValueError for one not in `SOURCES`, or that cannot do it."""
+    """The layout as a framework's flags. Raises ValueError for a framework that is not in `SOURCES`, and for
+    what the framework cannot do.
+    """
     framework = ALIASES.get(framework, framework)
     if framework not in SOURCES:
         raise ValueError(f"flags are known of {', '.join(SOURCES)}, not of {framework!r}")
     job.check(layout)
     sizes = layout.axes._asdict().items()
-    _refuse(framework, {f"{axis} {size}": size > 1 for axis, size in sizes if axis not in SAID})
-    some = {
+    _refuse(framework, {f"{axis} {size}": size > 1 for axis, size in sizes if axis not in COVERED})
+    only_megatron = {
         f"recompute of {layout.recomputed} layers": layout.recomputed,
         "recompute of modules": layout.recompute == "modules",
     }
-    _refuse(framework, some if framework != "megatron-lm" else {})
+    _refuse(framework, only_megatron if framework != "megatron-lm" else {})
     makers = {"megatron-lm": _megatron, "torchtitan": _torchtitan, "accelerate": _accelerate}
     return f"{makers[framework](job, layout)}\n\nas read in {SOURCES[framework]}"
 
 
 def _refuse(framework: str, unable: Mapping[str, object]) -> None:
-    """Raises ValueError with the name of the first true value."""
+    """Raises ValueError for the first key whose value is true."""
     for what, asked in unable.items():
         if asked:
             raise ValueError(f"{framework} has no flag for {what}")
@@ -52,7 +55,7 @@ def _refuse(framework: str, unable: Mapping[str, object]) -> None:
 def _megatron(job: Job, layout: Layout) -> str:
     f, p, layers = job.framework, layout.pp, job.model.layers
     stages, split = p * layout.chunks, layout.tp > 1 and layout.sequence_parallel
-    ends = layers % stages != 0 and (layers + 2) % stages == 0
+    ends = layers % stages != 0 and (layers + 2) % stages == 0  # embedding and head count as layers
     uneven = layers % stages != 0 and not ends
     _refuse(
         "Megatron-LM",
@@ -91,10 +94,10 @@ def _megatron(job: Job, layout: Layout) -> str:
         "exp-avg-sq-dtype": "fp8" if f.holds.eight_bit else False,
     }
     if layout.zero >= 2:
-        saved = {2: "optim_grads", 3: "optim_grads_params"}[layout.zero]
+        sharded = {2: "optim_grads", 3: "optim_grads_params"}[layout.zero]
         given |= {
             "use-megatron-fsdp": True,
-            "data-parallel-sharding-strategy": saved,
+            "data-parallel-sharding-strategy": sharded,
             "ckpt-format": "fsdp_dtensor",
         }
     if job.model.experts:
@@ -105,20 +108,20 @@ def _megatron(job: Job, layout: Layout) -> str:
             "moe-grouped-gemm": f.runs.grouped,
         }
     if layout.recompute == "full":
-        some = layout.recomputed // layout.chunks  # Megatron-LM counts those of a chunk
+        some = layout.recomputed // layout.chunks  # Megatron-LM's flag has the layers of a chunk
         method = {"recompute-method": "block" if some else "uniform", "recompute-num-layers": some or 1}
         given |= {"recompute-granularity": "full", **method}
     elif layout.recompute != "none":
         given |= {"recompute-granularity": "selective"}
     if layout.recompute == "modules":
-        there = {"layernorm": True, "moe_act": job.model.experts, "mla_up_proj": job.model.latent}
-        given |= {"recompute-modules": " ".join(module for module, has in there.items() if has)}
+        modules = {"layernorm": True, "moe_act": job.model.experts, "mla_up_proj": job.model.latent}
+        given |= {"recompute-modules": " ".join(module for module, has in modules.items() if has)}
     if job.precision in FP8:
         given |= {"fp8-format": "hybrid", "fp8-recipe": FP8[job.precision]}
     elif job.precision == "nvfp4":
         given |= {"fp4-format": "e2m1"}
     lines = [f"--{name}" + ("" if value is True else f" {value}") for name, value in given.items() if value]
-    # One queue to the GPU, so that hidden communication starts first; its FSDP needs several.
+    # One queue to the GPU, so that hidden communication starts first; Megatron-LM's FSDP needs several.
     one_queue = layout.tp * layout.cp > 1 and layout.zero < 2 and not job.cluster.device.fp4
     environment = "\n\nin the environment: CUDA_DEVICE_MAX_CONNECTIONS=1" * one_queue
     return " \\\n".join(lines) + environment
@@ -143,7 +146,7 @@ def _torchtitan(job: Job, layout: Layout) -> str:
             f"the order {' '.join(layout.order)}": layout.order != ORDER,
         },
     )
-    # In its FSDP, cp belongs to the ranks over which weights are sharded; its own sizes exclude cp.
+    # torchtitan shards weights over cp too, but its degrees of data parallelism exclude cp.
     shard = max(1, (layout.shard or layout.replicas) // layout.cp) if layout.zero == 3 else 1
     recompute = {"none": "none", "per-op": "selective", "full": "full"}[layout.recompute]
     given = {
@@ -160,7 +163,7 @@ def _torchtitan(job: Job, layout: Layout) -> str:
         given |= {
             "parallelism.pipeline_parallel_degree": p,
             "parallelism.pipeline_parallel_schedule": SCHEDULES[layout.schedule],
-            # All of a step: microbatches outside the pipeline's are accumulated.
+            # All microbatches of a step, so that none are accumulated outside the pipeline.
             "parallelism.num_pp_microbatches": job.microbatches(layout),
             "parallelism.pipeline_parallel_layers_per_stage": (layers + 2 * less) // stages,
             "parallelism.pipeline_parallel_first_stage_less_layers": less,
@@ -224,7 +227,7 @@ def _accelerate(job: Job, layout: Layout) -> str:
 
 
 def _beside(job: Job, layout: Layout, steps: Sequence[str] = (), checkpoints: bool = True) -> str:
-    """What the user's script itself must do, because a file cannot express it."""
+    """What the user's script must do, because Accelerate's file cannot express it. steps: a part of it."""
     lines = list(steps)
     if checkpoints and layout.recompute != "none":
         lines.append("gradient checkpointing of each layer, in the model")

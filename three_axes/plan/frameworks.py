@@ -1,4 +1,4 @@
-"""Differences between frameworks that change bytes and seconds, one record each.
+"""What each training framework does that changes bytes and seconds: a record for each.
 
 Each record was read from the framework's source in November 2026, in the files that it names.
 """
@@ -16,24 +16,24 @@ from .layout import RECOMPUTE, Axes, Layout
 
 # What may be sent while something is computed: see `Framework.hides`.
 HIDDEN = (
-    "gradients",  # under backward; ZeRO-3's, and its weights, under all layers
+    "gradients",  # data parallelism's, under backward; with ZeRO-3 also weights, and both under all layers
     "updated weights",  # ZeRO-1's, under the next forward
     "input gradients",  # tensor parallelism's, under the product of the weight gradient
     "tensor parallel",  # other gathers and scatters of sequence parallelism, in pieces, under their products
-    "keys and values",  # a ring's, under the attention
+    "keys and values",  # those of ring attention, under the attention
     "dispatch",  # experts' tokens, under the layers of another microbatch
-    "sends",  # an interleaved pipeline's, under other chunks
+    "sends",  # between stages of an interleaved pipeline, under other chunks
 )
-CONTEXT = ("ring", "gather", "heads")
+CONTEXT = ("ring", "gather", "heads")  # how ranks that share a sequence attend to all of it: see `attention`
 
 
 class Reached(NamedTuple):
     """The share of the achievable FLOP/s that a fused attention with causal mask reaches, forward and
     backward together.
 
-    share: with heads of 128 numbers, in a long sequence; a sequence of n tokens reaches n / (n + half) of it.
-    measured: for a kernel that was measured at several lengths, in place of `share`: (tokens, TFLOP/s with
-    heads of 128, TFLOP/s with heads of 64), on a device whose products reach `PRODUCTS`.
+    share: that of a long sequence, with heads of 128 numbers. half: the length that reaches half of it; n
+    tokens reach n / (n + half) of it. measured: rows in place of `share`, if a kernel was measured: tokens,
+    TFLOP/s with heads of 128, TFLOP/s with heads of 64, on a device whose products reach `PRODUCTS` FLOP/s.
     """
 
     share: float
@@ -42,19 +42,19 @@ class Reached(NamedTuple):
 
     def at(self, tokens, size: int):
         """The share for so many tokens and heads of `size` numbers. Between measured lengths it is a straight
-        line over the logarithm of the length; below the first length it falls as n / (n + half) does. Smaller
-        heads do fewer FLOPs for each exponential: where nobody measured, heads of 64 reach 0.8 of what heads
-        of 128 reach (Shah et al. 2024, figures 5 and 6).
+        line over the logarithm of the length; below the first of them it falls as n / (n + half) does.
+        Smaller heads do fewer FLOPs for each exponential: where nobody measured, heads of 64 reach 0.8 of
+        what heads of 128 reach (Shah et al. 2024, figures 5 and 6).
         """
         size = min(128, size)
         narrow = size / (size + 43) * (128 + 43) / 128
         short = lambda n: n / (n + self.half)
         if not self.measured:
             return self.share * narrow * short(tokens)
-        lengths, wide, half = (np.array(column, float) for column in zip(*self.measured))
-        reached = [np.interp(np.log(tokens), np.log(lengths), rates) for rates in (wide, half)]
-        slower = (1 - narrow) / (1 - NARROW)  # 1 for heads of 64
-        of_size = reached[0] + (reached[1] - reached[0]) * slower
+        lengths, *rates = (np.array(column, float) for column in zip(*self.measured))
+        of_128, of_64 = (np.interp(np.log(tokens), np.log(lengths), rate) for rate in rates)
+        slower = (1 - narrow) / (1 - NARROW)  # 0 for heads of 128, 1 for heads of 64
+        of_size = of_128 + (of_64 - of_128) * slower
         return of_size * 1e12 / PRODUCTS * short(np.minimum(tokens, lengths[0])) / short(lengths[0])
 
 
@@ -62,12 +62,12 @@ NARROW = 64 / (64 + 43) * (128 + 43) / 128  # speed of heads of 64 over heads of
 # FLOP/s of products on the H100 on which attention was measured: `cost`'s gemm_efficiency times achievable.
 PRODUCTS = 0.935 * 720e12
 # Kernel -> generation of GPUs -> what it reaches. A generation that nobody measured takes the first entry.
-# flash is FlashAttention-2: on an A100 0.63 to 0.73 of 312 TFLOP/s (Dao 2023, section 4.1), on a GB200
-# PyTorch's in cuDNN's benchmarks (cudnn-frontend, benchmark/sdpa_benchmark_training, 2025). cudnn is cuDNN's:
-# on a GB200 from the same benchmarks; on an A100 the same as flash, which is faster there, so that
-# Transformer Engine takes it. On an H100 both were measured (November 2026, PyTorch 2.11's
-# scaled_dot_product_attention, forward and backward, causal). PyTorch itself prefers cuDNN's on Hopper and
-# Blackwell if cuDNN is newer than 9.15.0, as in wheels for CUDA 13; wheels for CUDA 12 take FlashAttention-2
+# flash is FlashAttention-2. A100: 0.63 to 0.73 of 312 TFLOP/s (Dao 2023, section 4.1). GB200: PyTorch's
+# kernel in cuDNN's benchmarks (cudnn-frontend, benchmark/sdpa_benchmark_training, 2025).
+# cudnn is cuDNN's kernel. GB200: the same benchmarks. A100: flash, which Transformer Engine takes there.
+# H100: both were measured in November 2026 (PyTorch 2.11's scaled_dot_product_attention, both directions,
+# causal). PyTorch itself prefers cuDNN's kernel on Hopper and Blackwell if cuDNN is newer than 9.15.0, as in
+# wheels for CUDA 13; with wheels for CUDA 12 it takes FlashAttention-2
 # (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention, at 001f694).
 FLASH_H100 = ((2048, 191, 182), (4096, 235, 221), (8192, 283, 251), (16384, 301, 264), (32768, 325, 289))
 CUDNN_H100 = (
@@ -104,21 +104,21 @@ class Holds:
     number_bytes: int = 2  # of an activation, and of a weight that is sent
     norm_bytes: int = 2  # that a norm keeps for each number of its input
     # Precisions in which two narrow copies of each matrix of a layer, one of them transposed, are kept from
-    # microbatch to microbatch (Transformer Engine's workspaces). In the others the weights are narrow
-    # themselves and take as much, or are narrowed each time.
+    # microbatch to microbatch (Transformer Engine's workspaces). In other precisions the weights themselves
+    # are narrow and take as much, or they are narrowed each time.
     narrow_copies: tuple[str, ...] = ()
     split_vocabulary: bool = True  # embedding and head are split over tp
-    buckets: bool = False  # gradients are copied into buckets as large as they (DistributedDataParallel's)
-    # DeepSpeed's: numbers in a flat bucket. Overlapping takes 4.5 of them for gradients and for weights each
-    # (HF Transformers' docs/source/en/deepspeed.md).
+    buckets: bool = False  # gradients are copied into buckets of the same size (DistributedDataParallel)
+    # DeepSpeed: numbers in a flat bucket. With overlapping, gradients take 4.5 buckets and weights as many,
+    # in ZeRO-3 one each (HF Transformers' docs/source/en/deepspeed.md).
     flat_bucket: float = 0.0
-    # DeepSpeed's: numbers that ZeRO-3 keeps gathered. Its step copies so many gradients of a rank's part to
-    # float32 at a time, ZeRO-1's and 2's all of them (sub_group_size; zero/stage_1_and_2.py and stage3.py).
+    # DeepSpeed: numbers that ZeRO-3 keeps gathered. Its optimizer copies so many gradients to float32 at a
+    # time; ZeRO-1's and 2's copies all of a rank (sub_group_size; zero/stage_1_and_2.py and stage3.py).
     live: float = 0.0
-    # What PyTorch's allocator reserves, in units of the most that is allocated, from public logs.
-    # Megatron-LM's since 2024 print 1.01 to 1.13, the largest in its pull request 5662 (July 2026).
+    # What PyTorch's allocator reserves, over the most that is allocated, from public logs. Megatron-LM's
+    # since 2024 print 1.01 to 1.13, the largest in its pull request 5662 (July 2026).
     reserves: float = 1.13
-    # Switches, off in all frameworks.
+    # Off in all records below; `--with` turns these on.
     eight_bit: bool = False  # Adam's two states take a byte each
     offload: bool = False  # master copy and states are in the host's memory, and its processors step
 
@@ -129,18 +129,18 @@ class Holds:
 
     @property
     def state_bytes(self) -> float:
-        """Bytes of a parameter's optimizer state, the master copy with it. 8-bit states have a float32 scale
-        for 256 numbers each (Dettmers et al. 2022, section 2, with bitsandbytes' block).
+        """Bytes of a parameter's optimizer state, with the master copy. 8-bit states have a float32 scale for
+        256 numbers each (Dettmers et al. 2022, section 2, with bitsandbytes' block).
         """
         return self.optimizer_bytes - self.eight_bit * (8 - 2 * (1 + 4 / 256))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sends:
-    """What ranks send, how often, and along which axes first. Raises ValueError for impossible values."""
+    """What ranks send and how often, and the order of the axes. Raises ValueError for impossible values."""
 
     order: tuple[str, ...] = ("pp", "dp", "tp")  # of the axes, the outermost first
-    context: str = "ring"  # how ranks that share a sequence attend to all of it: see `attention`
+    context: str = "ring"  # one of `CONTEXT`
     regathers: bool = True  # sequence parallelism gathers a matrix's input again for backward: it is not kept
     merged: bool = True  # input gradients of q, k and v, and of gate and up, are summed, then reduced
     splits_sends: bool = True  # a tp rank sends its part of an activation to the next stage, not all of it
@@ -148,8 +148,7 @@ class Sends:
     reduces_each: bool = True  # ZeRO-2 and 3 reduce gradients in every microbatch
     reduces_whole: bool = False  # ZeRO-1 and 2 all-reduce gradients, and each rank keeps its part
     fsdp: bool = False  # ZeRO-3 is PyTorch's FSDP, whose overlap was measured: see `cost`
-    # A token that several experts of a node want is sent to the node once, and to each rank once (DeepEP,
-    # HybridEP).
+    # A token with several experts on a node is sent to the node once, to each rank once (DeepEP, HybridEP).
     once_a_node: bool = False
 
     def __post_init__(self):
@@ -159,7 +158,7 @@ class Sends:
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """The kernels that compute. Raises ValueError for impossible values."""
+    """Which kernels compute, and how the host launches them. Raises ValueError for impossible values."""
 
     # One kernel for what PyTorch's operations do one by one.
     fused: bool = True  # in a layer
@@ -168,15 +167,15 @@ class Runs:
     fused_attention: bool = True  # never stores its scores
     attention: str = "flash"  # the kernel of a fused attention: see `ATTENTION`
     grouped: bool = True  # one kernel for all experts of a rank, not one for each
-    # In MXFP8 the kernel of the experts' first product computes the activation function and narrows its
-    # result, and its backward alike (Transformer Engine's op fuser, on Blackwell).
+    # In MXFP8 the kernel of the experts' first product also computes the activation function and narrows its
+    # result, and so does the kernel of its backward (Transformer Engine's op fuser, on Blackwell).
     fused_experts: bool = False
     weighs_early: bool = True  # a router's weights multiply the activation: experts' results are not kept
-    imbalance: float = 1.0  # tokens of the fullest rank, in shares of the mean; benchmarks force 1
-    # The host's, for each kernel or collective: a layer takes the longer of the host's time and the GPU's.
+    imbalance: float = 1.0  # tokens of the fullest rank over the mean; benchmarks force 1
+    # Of the host, for each kernel or collective: a layer takes the longer of the host's and the GPU's time.
     # Runs of Megatron Bridge on one node that wait for the host give 37 µs. 0 where a step is a CUDA graph.
     launch_seconds: float = 3.7e-5
-    # Switches, off in all frameworks.
+    # Off in all records below; `--with` turns these on.
     compiled: bool = False  # torch.compile makes a kernel of each norm, activation and sum; not of the loss
     loss_chunks: int = 1  # head and loss take a microbatch in so many parts, one after the other
 
@@ -188,15 +187,15 @@ class Runs:
 
 @dataclass(frozen=True, kw_only=True)
 class Offers:
-    """Which layouts there are. Raises ValueError for impossible values."""
+    """Which layouts the framework can run. Raises ValueError for impossible values."""
 
     axes: tuple[str, ...] = Axes._fields  # along which it splits
     schedules: tuple[str, ...] = ("1F1B", "interleaved")
     zeros: tuple[int, ...] = (0, 1, 2, 3)
     zeros_in_pipeline: tuple[int, ...] = (0, 1)
     recomputes: tuple[str, ...] = ("none", "full")
-    recomputes_some: bool = False  # layers of a stage, and not the others
-    most_chunks: int = 8
+    recomputes_some: bool = False  # some layers of a stage can be recomputed, and the others not
+    most_chunks: int = 8  # on a pipeline rank, that the planner tries
 
     def __post_init__(self):
         whole("most_chunks", self.most_chunks)
@@ -207,7 +206,7 @@ class Offers:
 
 
 def _some_of(field: str, given: tuple, known: tuple, least: int = 1) -> None:
-    """Refuse values that are not known, and fewer than `least`."""
+    """Raises ValueError for a value that is not known, and for fewer values than `least`."""
     wrong = [one for one in given if one not in known]
     if wrong or len(given) < least:
         raise ValueError(
@@ -216,18 +215,19 @@ def _some_of(field: str, given: tuple, known: tuple, least: int = 1) -> None:
         )
 
 
+# The groups of a framework's fields, and the group of each field.
 GROUPS: dict[str, type] = {"holds": Holds, "sends": Sends, "runs": Runs, "offers": Offers}
 GROUP_OF = {field.name: group for group, kind in GROUPS.items() for field in fields(kind)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """One way to train, as far as bytes and seconds are concerned. hides: some of `HIDDEN`, which are sent
-    while something is computed. Raises ValueError for impossible values.
+    """What of a framework changes bytes and seconds. hides: those of `HIDDEN` that are sent while something
+    is computed. Raises ValueError for impossible values.
     """
 
     name: str
-    source: str  # where each value of this record can be read
+    source: str  # where each value can be read
     holds: Holds = Holds()
     sends: Sends = Sends()
     hides: tuple[str, ...] = ("gradients", "keys and values")
@@ -238,7 +238,7 @@ class Framework:
         _some_of("hides", self.hides, HIDDEN, least=0)
 
     def but(self, **changed) -> Framework:
-        """This framework with other values of some fields, its own or a group's. No two of these have the
+        """This framework with other values of some fields, its own or its groups'. No two fields have the
         same name. Raises TypeError for a name that is no field.
         """
         made: dict[str, Any] = {}
@@ -268,7 +268,7 @@ class Framework:
 TEXTBOOK = Framework(
     name="textbook", source="16 bytes a parameter and Megatron's four sums a layer, as the drops count them"
 )
-# What the course's own ranks do, all in float32: the toy's splits, and helpers.train.
+# What the course's own ranks do, all in float32: those of helpers/toy and of helpers/train.
 TOY = Framework(
     name="toy",
     source="helpers/toy, helpers/train",
@@ -292,9 +292,9 @@ TORCHTITAN = Framework(
     source="parallel_dims.py (pp, dp, cp, tp), job_config.py (bfloat16 copies of float32 parameters,"
     " float32 reductions), fsdp.py (no resharding in a pipeline), activation_checkpoint.py; FSDP2, no"
     " compiler",
-    # Reserved: peak reserved over peak active of seven runs of PyTorch's FSDP, 1.07 to 1.35, median 1.26
-    # (llama-cookbook, pull requests 41, 165 and 650, issue 120). Less with expandable segments, which
-    # its own script sets.
+    # reserves: peak reserved over peak active of seven runs of PyTorch's FSDP, 1.07 to 1.35, median 1.26
+    # (llama-cookbook, pull requests 41, 165 and 650, issue 120). With expandable segments, which torchtitan's
+    # own script sets, less is reserved.
     holds=Holds(weight_bytes=4, gradient_bytes=4, optimizer_bytes=8, reserves=1.26),
     sends=Sends(context="gather", regathers=False, splits_sends=False, fsdp=True),
     runs=Runs(fused=False, fused_loss=False, fused_sums=False),

@@ -1,4 +1,4 @@
-"""What a lost GPU costs: how often a job stops, how often to write checkpoints, the share of useful time."""
+"""What lost GPUs cost: how often a job stops, how often to write checkpoints, the share of useful time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ UNITS = {"days": 86400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
 
 
 def checkpoint_bytes(job: Job) -> float:
-    """Bytes of one checkpoint: the bytes of a parameter that outlive a step, which are weights and optimizer
-    state. Frozen weights are on disk already.
+    """Bytes of one checkpoint: of weights and their optimizer state. With LoRA those of the adapters alone,
+    because frozen weights are on disk already.
     """
     holds = job.framework.holds
     params = adapter_share(job, Layout()) if job.lora else job.model.params
@@ -27,8 +27,8 @@ def checkpoint_bytes(job: Job) -> float:
 
 @dataclass(frozen=True)
 class Interruptions:
-    """between: seconds between two interruptions. size: bytes of a checkpoint, whose writing takes `write`
-    seconds. every: the best interval of checkpoints, in seconds. goodput: the share of the time that trains.
+    """How often a job stops, and what its checkpoints take. between: mean seconds between two interruptions.
+    size: bytes of a checkpoint. write: seconds to write it.
     """
 
     between: float
@@ -37,13 +37,13 @@ class Interruptions:
 
     @property
     def every(self) -> float:
-        """√(2 · write · between): Young 1974."""
+        """The best seconds between two checkpoints: √(2 · write · between) (Young 1974)."""
         return math.sqrt(2 * self.write * self.between)
 
     @property
     def goodput(self) -> float:
-        """Useful time over all time, for interruptions at random times (Daly 2006). If they are rare, this is
-        1 − write/every − (every/2 + RESTART)/between.
+        """The share of the time that is useful training, with interruptions at random times (Daly 2006). If
+        they are rare, this is 1 − write/every − (every/2 + RESTART)/between.
         """
         often = (self.every + self.write) / self.between
         if often + RESTART / self.between > 700:  # e to this power is too large for a float
@@ -59,8 +59,8 @@ def interruptions(e: Estimate) -> Interruptions:
 
 
 def going_on(e: Estimate) -> Estimate | None:
-    """The step on as many whole replicas as remain without one node and divide the batch evenly. Each rank
-    then holds a larger shard of ZeRO's state, so it may not fit.
+    """The step on as many whole replicas as remain without one node and divide the batch evenly; None if none
+    do. Each rank then holds a larger shard of ZeRO's state, so it may not fit.
     """
     for dp in range(e.layout.dp - int(e.layout.reach("dp", e.job.cluster.gpus_per_node)[0]), 0, -1):
         try:
@@ -71,14 +71,14 @@ def going_on(e: Estimate) -> Estimate | None:
 
 
 def in_words(seconds: float) -> str:
-    """'33 days'."""
+    """A time in the largest unit of which it has at least two, such as '33 days'."""
     unit = next((unit for unit, long in UNITS.items() if seconds >= 2 * long), "seconds")
     return f"{seconds / UNITS[unit]:.3g} {unit}"
 
 
 def what_it_stops(e: Estimate) -> str:
-    """A sentence on what a lost GPU stops, how often, which checkpoints follow, and what continues."""
-    seen, less, ranks = interruptions(e), going_on(e), e.layout.ranks
+    """Sentences: what a lost GPU stops, how often, when to write checkpoints, and what could go on."""
+    stop, less, ranks = interruptions(e), going_on(e), e.layout.ranks
     hours = e.job.cluster.gpu_hours_between_interruptions
     who = f"All {ranks:,}: every step needs each of them" if ranks > 1 else "The only one there is"
     smaller = "nothing can go on"
@@ -87,9 +87,9 @@ def what_it_stops(e: Estimate) -> str:
     elif less:
         smaller += f": DP {less.layout.dp} would need {human(less.memory_bytes)} on a GPU"
     return (
-        f"{who}. With an interruption in {hours:,.0f} GPU-hours the job stops every {in_words(seen.between)}."
-        f" A checkpoint has {human(seen.size)} and takes {in_words(seen.write)} to write. Where training"
-        f" stands still meanwhile, write one every √(2 · {in_words(seen.write)} · {in_words(seen.between)}) ="
-        f" {in_words(seen.every)}: {seen.goodput:.1%} of the time then trains"
+        f"{who}. With an interruption in {hours:,.0f} GPU-hours the job stops every {in_words(stop.between)}."
+        f" A checkpoint has {human(stop.size)} and takes {in_words(stop.write)} to write. Where training"
+        f" stands still meanwhile, write one every √(2 · {in_words(stop.write)} · {in_words(stop.between)}) ="
+        f" {in_words(stop.every)}: {stop.goodput:.1%} of the time then trains"
         f" (goodput). Until the node is replaced, {smaller}."
     )
