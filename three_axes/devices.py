@@ -25,8 +25,8 @@ NCCL = {
 }
 # Further variables for ranks that share a GPU, set before their first communicator; a value that the reader
 # has set is kept. Each rank takes channels of its own, so a rank may have only a few; with MAX_NCHANNELS=1
-# collectives that overlap would block each other. NVLS cannot be shared. NCCL 2.30.7 turns it off by itself
-# only if the last two ranks of a group share a GPU (init.cc, hasMultiRankNvml).
+# collectives that overlap would block each other. NVLS (sums in NVLink's switches) cannot be shared. NCCL
+# 2.30.7 turns it off by itself only if the last two ranks of a group share a GPU (init.cc, hasMultiRankNvml).
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
 # Environment of a process that must see no GPU.
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
@@ -40,7 +40,7 @@ def gpus() -> int:
 
 
 def identities() -> tuple[str, ...]:
-    """A name for each GPU that this process sees, the same in every process."""
+    """The UUID of each GPU that this process sees; a GPU has the same one in every process."""
     return tuple(str(torch.cuda.get_device_properties(i).uuid) for i in range(gpus()))
 
 
