@@ -16,8 +16,8 @@ CPU = torch.device("cpu")
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # type of device -> argument of init_process_group
 # Environment of a process that uses NCCL. This project finds and reports failures itself, so NCCL's watchdog
 # must not end the process. PyTorch requires this setting if communicators are aborted by hand
-# (`_abort_process_group`). After an error the watchdog waits four times MILSEC, and the group ends only after
-# the watchdog.
+# (`_abort_process_group`). After an error the watchdog waits four times these milliseconds, and the group
+# ends only after the watchdog.
 NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",

@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatte
 __all__ = ["TorchDispatchMode", "all_to_all_single_autograd", "functional"]
 __all__ += ["tree_flatten", "tree_iter", "tree_map", "tree_unflatten"]
 
-# The function with which DTensor and functional collectives look up a group: in torch 2.11 by its name, in
-# 2.13 by the group. Without it the axis of a DTensor's collectives has no name.
+# Name of the function with which DTensor and functional collectives look up a group; it differs between torch
+# 2.11 and 2.13. Without it the axis of a DTensor's collectives has no name.
 RESOLVE = next((name for name in ("_resolve_group", "_resolve_group_name") if hasattr(functional, name)), "")
 
 # The dispatcher's keys with which a collective continues after the interposer (count/interpose.py) caught it.

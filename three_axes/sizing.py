@@ -22,7 +22,7 @@ from .plan.planner import plan
 from .plan.step import Estimate, estimate
 from .table import Table, human
 
-# Fields of a layout, besides its axes, that `estimate` has options for.
+# Fields of a layout, besides its axes, that have the value of an option of `estimate`.
 CHOSEN = ("microbatch", "interleave", "schedule", "zero", "shard")
 MOST = 2_000_000  # operations of the largest schedule that `estimate` makes without a model, in some seconds
 # Switch -> the fields of the framework that it changes: see `Framework.but`.

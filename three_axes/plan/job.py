@@ -45,7 +45,7 @@ class Lora:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of a layer's frozen weight: 2, or 4 bits and its share of two scales, of 64 and 64·256."""
+        """Bytes of a layer's frozen weight: 2; or 4 bits, a byte for 64 and a float32 for 64·256 weights."""
         return 0.5 + 1 / 64 + 4 / (64 * 256) if self.four_bit else 2.0
 
     def __str__(self) -> str:

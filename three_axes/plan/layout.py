@@ -15,12 +15,12 @@ from ..paper.placement import Placement
 
 RECOMPUTE = ("none", "selective", "modules", "per-op", "full")  # policies, explained in `Layout`
 # The order of axes, the outermost first, in Megatron-LM, torchtitan and DeepSpeed. In Llama 3's paper dp is
-# outermost, before pp. In all of them cp lies next to tp, outside it.
+# outermost, before pp. In all of them cp is next to tp, on its outer side.
 ORDER = ("pp", "dp", "tp")
-# The fields on which a layer's operations depend and, if tp is innermost, which of its groups leave a node.
+# The fields that decide a layer's operations and, if tp is innermost, on how many nodes its groups are.
 SEEN = (*(axis.name for axis in AXES if axis.talks == "layer"), "microbatch", "zero", "sequence_parallel")
-# Groups inside the group of all replicas, if ZeRO shards over fewer: group -> (all replicas, those that share
-# one set of shards). Replicas of the weights are the group dp, replicas of an expert edp.
+# Groups that exist if ZeRO shards over fewer than all replicas: group -> (group of all replicas, group that
+# has one set of shards). dp and edp are the groups of all replicas of the weights, and of an expert.
 PARTS = {
     "shard": ("dp", "shard"),
     "replicate": ("dp", "shard"),

@@ -1,7 +1,7 @@
 """Defines `Op`, one operation of a rank in a training step, and functions that make such operations.
 
 Phases: F forward, I backward for the gradient of an operation's input, W backward for the gradient of its
-weights, S once a step. If backward computes a forward again, its operations are not listed twice.
+weights, S once a step. A forward operation that backward runs again is listed once.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ RESULT = 3.3
 
 
 class Kept(NamedTuple):
-    """Bytes that an operation keeps for its backward, without recompute and with two of its policies."""
+    """Bytes that an operation keeps for its backward, by policy of recompute."""
 
     nbytes: float = 0.0  # without recompute
-    per_op: float = 0.0
-    modules: float | None = None  # None: as without recompute
+    per_op: float = 0.0  # with the policy per-op
+    modules: float | None = None  # with the policy modules; None: as without recompute
 
     def under(self, recompute: str):
         """Bytes kept under any policy. For 'selective' and 'full', `memory.kept` leaves out operations."""

@@ -41,7 +41,7 @@ META = MEGATRON.but(hides=("gradients", "updated weights"))
 DEEPSPEED_2021 = FRAMEWORKS["deepspeed"].but(fused_attention=False, fused_sums=False)
 # Fields that the layouts of Narayanan 2021, BLOOM and MT-NLG share.
 PLAIN: dict[str, Any] = dict(recompute="full", sequence_parallel=False)
-# Set of runs -> the least mean error of another tool in %, and its name. In-sample: it was fitted to the set.
+# Set of runs -> mean error in % of the best other tool, and its name. In-sample: it was fitted to these runs.
 BEST_TOOL = {
     "Korthikanti 2022, T5 (fitted)": "3.65 Calculon, in-sample",
     "Narayanan 2021, T1 (fitted)": "10.4 Calculon",
