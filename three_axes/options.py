@@ -112,7 +112,7 @@ def _plan(sub: argparse.ArgumentParser) -> None:
         ("--recompute", str, RECOMPUTE, "recompute policies"),
         ("--zero", int, (0, 1, 2, 3), "ZeRO stages"),
     ):
-        help = f"{what} to look at, of {', '.join(map(str, known))}; else the framework's"
+        help = f"{what} to consider, of {', '.join(map(str, known))}; else the framework's"
         sub.add_argument(option, nargs="+", type=kind, choices=known, metavar="ONE", help=help)
 
 

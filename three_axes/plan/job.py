@@ -23,9 +23,9 @@ MATRICES = {"attention": (*_HEADS, *_LATENT), "feed-forward": ("gate", "up", "do
 
 @dataclass(frozen=True)
 class Lora:
-    """LoRA freezes all weights and trains adapters, two small matrices beside a linear layer. matrices: the
-    parts (of `MATRICES`) whose linear layers have adapters. four_bit: the layers' frozen weights are kept in
-    four bits (QLoRA). Raises ValueError for a rank below 1 and for an unknown part.
+    """LoRA freezes all weights and trains adapters: beside a linear layer k × n, matrices k × rank and
+    rank × n. matrices: the parts (of `MATRICES`) whose linear layers have adapters. four_bit: the layers'
+    frozen weights have four bits (QLoRA). Raises ValueError for a rank below 1 and for an unknown part.
     """
 
     rank: int

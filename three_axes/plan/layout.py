@@ -231,7 +231,7 @@ class Layout(_Sizes):
     def __str__(self) -> str:
         some = f" of {self.recomputed} layers" * bool(self.recomputed)
         piped, shards = np.any(np.asarray(self.pp) > 1), f" over {self.shard}" * bool(self.shard)
-        said = {
+        optional = {
             f"v {self.interleave}": np.any(np.asarray(self.interleave) > 1),
             self.schedule: piped,
             f"ZeRO-{self.zero}{shards}": self.zero,
@@ -239,4 +239,5 @@ class Layout(_Sizes):
             f"{self.recompute} recompute{some}": self.recompute != "none",
             f"{' '.join(self.order)} from the outermost": self.order != ORDER,
         }
-        return " · ".join([str(self.axes), f"b {self.microbatch}", *(name for name in said if said[name])])
+        named = (name for name, true in optional.items() if true)
+        return " · ".join([str(self.axes), f"b {self.microbatch}", *named])

@@ -25,6 +25,7 @@ from .step import estimate
 # Pattern of a log's line -> unit of the number in it. Megatron-LM prints milliseconds of a step, torchtitan
 # tokens a second of one GPU.
 LINES = {r"elapsed time per iteration \(ms\): *([\d.,]+[kKM]?)": "ms", r"\btps: *([\d.,]+[kKM]?)": "tokens/s"}
+# A number and its unit, such as "1,100 tokens/s".
 _AMOUNT = rf"([\d.,]+[kKM]?) *(s|ms|tokens/s|(?:(?:{'|'.join(FLOPS)}) )?TFLOP/s)(?:/GPU)?"
 SIZES = tuple(axis.name for axis in AXES)
 # Pattern of a layout's words -> the fields that its groups set. The first pattern sets the axis it names.

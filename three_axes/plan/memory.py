@@ -1,4 +1,4 @@
-"""How many bytes each GPU holds, by part: formulas that a reader can redo by hand.
+"""Computes how many bytes each GPU holds, by part, with formulas that can be redone by hand.
 
 Letters: N parameters; d, t, p the sizes of data, tensor and pipeline parallelism; m microbatches of b
 sequences of s tokens; h hidden, a heads, L layers, v chunks on each pipeline rank. A half-precision number

@@ -45,8 +45,8 @@ class Latent:
 
     kv_rank: int  # numbers of the first vector
     q_rank: int = 0  # numbers of the second; 0: queries are computed from the token's whole vector
-    nope: int = 128  # numbers of a head's queries and keys without a position
-    rope: int = 64  # numbers of them with a position; in the keys they are the same for all heads
+    nope: int = 128  # numbers without a position in a head's queries, and in its keys
+    rope: int = 64  # numbers with a position; in the keys all heads have the same ones
     values: int = 128  # numbers of a head's values
 
     def __post_init__(self):
