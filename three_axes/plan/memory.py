@@ -108,7 +108,7 @@ def saved(made: OperationLists, recompute: str) -> list[tuple[float, float]]:
 
 
 def in_flight(layout: Layout, m: float, stage: int) -> float:
-    """Microbatches whose activations a stage holds at its fullest, in units of all its chunks."""
+    """The most microbatches whose activations a stage holds at once; one on all its chunks counts 1."""
     return np.minimum(m, layout.pipeline.in_flight(layout.pp, layout.interleave, m, stage))
 
 
@@ -237,7 +237,7 @@ def peak_memory(job: Job, layout: Layout, of_kinds: list | None = None):
     """Bytes on the fullest GPU, for arrays: of the first two or three pipeline ranks, and the last."""
     of_kinds = of_kinds or saved(lists(job, layout), layout.recompute)
     candidates = [0, np.minimum(1, layout.pp - 1), layout.pp - 1]
-    if len(of_kinds) > 1:  # where the first ranks hold layers of another kind, one of the next
+    if len(of_kinds) > 1:  # the first ranks may hold layers of another kind, and the third the usual kind
         candidates.append(np.minimum(2, layout.pp - 1))
     held = [sum(stage_memory(job, layout, k, of_kinds=of_kinds).values()) for k in candidates]
     return np.max(held, axis=0)

@@ -55,7 +55,7 @@ def calls(job: Job, layout: Layout, stage: int = 0) -> list[Calls]:
 
 
 def sent(job: Job, layout: Layout, stage: int | None = None) -> dict[str, float]:
-    """Axis -> bytes that a GPU of a stage (None: the middle) sends by the formulas; dp, tp and pp always."""
+    """Axis -> bytes that a GPU sends in a step; dp, tp and pp always. stage: by default the middle one."""
     stage = layout.pp // 2 if stage is None else stage
     by_axis = dict.fromkeys(ALWAYS, 0.0)
     for call in calls(job, layout, stage):
