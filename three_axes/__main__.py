@@ -1,4 +1,4 @@
-"""Size a cluster from the command line, without torch and without a GPU; open the course; train.
+"""Plan a training job without torch and without a GPU; count, verify and explain a real one; open the course.
 
     three-axes plan llama-3-70b --gpus 64 --batch 128 --seq 8192
     three-axes estimate llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1
@@ -10,8 +10,8 @@
     three-axes explain trace-rank*.json.gz
 
 `python -m three_axes plan …` is the same as `three-axes plan …`.
-A model is a name, or a JSON file: the config.json of a dense decoder on Hugging Face is accepted. A cluster
-is a name, or a JSON file with a device and the speeds of its links: bytes per second, per GPU, one direction.
+A model is a name, or a JSON file: the config.json of a decoder on Hugging Face is accepted. A cluster is a
+name, or a JSON file with a device and the speeds of its links: bytes per second, per GPU, one direction.
 `--json` prints the same results for other programs.
 """
 
@@ -32,7 +32,7 @@ ALL = ["count", "verify", *PLANNING, *COMMANDS]
 
 
 def parser(only: str = "") -> Parser:
-    """The parser of all commands; of the command `only` alone, which is made faster, if there is one."""
+    """The parser of all commands, or, if there is a command `only`, of this one alone, which is faster."""
     prog = "three-axes" if Path(sys.argv[0]).stem == "three-axes" else "python -m three_axes"
     top = Parser(prog=prog, description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", prog=top.prog)
@@ -60,7 +60,7 @@ def _version() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. argv None: use sys.argv. Returns the exit status; 2 for arguments that are refused."""
+    """Run one command. argv: by default that of `sys`. Returns the exit status, 2 for refused arguments."""
     argv = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         if argv[0] == "--version":

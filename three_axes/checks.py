@@ -1,4 +1,4 @@
-"""Checks of a user's numbers and JSON files: what cannot be is refused in one sentence."""
+"""Checks a user's numbers and JSON files. An impossible value raises ValueError with one sentence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def positive(
     name: str, value, zero: bool = False, least: float = 0.0, most: float = 1e20, unit: str = ""
 ) -> None:
     """Raises ValueError with a sentence unless `value` is a positive, finite number (or 0 if `zero` is True)
-    from `least` to `most` in `unit`. The limits catch GB/s given as bytes/s.
+    from `least` to `most` in `unit`. The limits catch a number of GB/s where bytes/s are needed.
     """
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     try:
@@ -63,7 +63,7 @@ def unknown(name: str, known: Collection[str]) -> str:
 
 
 def check_fields(called: str, given: dict, kind: type) -> list[str]:
-    """The names of a dataclass's fields. Raises ValueError if `given` has a name that is not among them."""
+    """The names of the fields of a dataclass, `kind`. Raises ValueError if `given` has any other name."""
     names = [field.name for field in fields(kind)]
     if strange := sorted(set(given) - set(names)):
         raise ValueError(f"{called} has no field {strange[0]!r}; known are {', '.join(names)}")

@@ -1,9 +1,8 @@
-"""The commands of `three-axes` that have a module of their own. The commands that size a cluster are in
-options.py.
+"""Lists the commands of `three-axes` that have a module of their own, and adds their options. `plan` and
+`estimate` are in options.py, `count` and `verify` in count/options.py.
 
-A new command is one line here, and its options. Its module is imported when the command is called, because
-most commands need torch, which takes seconds to load and may not be installed. So `--help` and the shell's
-completion work without torch.
+A command's module is imported when the command is called, because most commands need torch, which takes
+seconds to load and may not be installed. So `--help` and the shell's completion work without torch.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .terminal import Parser
 
 class Command(NamedTuple):
     """A command. help: its line in the list of commands. function: 'module:name' of a function that takes the
-    arguments and returns an exit status or None. options: a function that adds the arguments to a parser.
+    parsed arguments and returns an exit status or None. options: a function that adds options to a parser.
     """
 
     help: str

@@ -1,7 +1,7 @@
-"""All private names of CPython that this project uses, in one place. They are names of `multiprocessing`.
+"""Has all private names of CPython that this project uses, in one place. They are names of `multiprocessing`.
 
-CPython may change these at any time. Each entry says what breaks without it. All were found in Python 3.10 to
-3.14. `tests/test_structure.py` searches the other files for private names. (`sys._current_frames`, which is
+CPython may change these at any time. Each function says what fails without it. All names are in Python 3.10
+to 3.14. `tests/test_structure.py` finds private names in other files. (`sys._current_frames`, which is
 documented, is used by `lines.of_threads` only.)
 """
 
@@ -19,7 +19,7 @@ from functools import partial
 from multiprocessing import resource_tracker, util
 from multiprocessing.process import BaseProcess
 
-# -- the fork server: without these names no World starts on Linux ------------------------------------------
+# -- the fork server: without these names no ranks start in a notebook on Linux -----------------------------
 
 
 def fork_server() -> tuple[int | None, str | None]:
@@ -83,7 +83,7 @@ def disown(process: BaseProcess) -> None:
 
 def resource_tracker_pid() -> int | None:
     """The pid of the process that cleans up for `multiprocessing`; None if it does not run. If the name is
-    missing, that process counts as the reader's, and no standstill is proven.
+    missing, that process counts as one that may still act, and no hang is proven.
     """
     return getattr(getattr(resource_tracker, "_resource_tracker", None), "_pid", None)
 

@@ -16,8 +16,8 @@ CPU = torch.device("cpu")
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # type of device -> argument of init_process_group
 # Environment of a process that uses NCCL. This project finds and reports failures itself, so NCCL's watchdog
 # must not end the process. PyTorch requires this setting if communicators are aborted by hand
-# (`_abort_process_group`). After an error the watchdog waits four times MILSEC, and the group ends only after
-# the watchdog.
+# (`_abort_process_group`). After an error the watchdog waits four times these milliseconds, and the group
+# ends only after the watchdog.
 NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -25,8 +25,8 @@ NCCL = {
 }
 # Further variables for ranks that share a GPU, set before their first communicator; a value that the reader
 # has set is kept. Each rank takes channels of its own, so a rank may have only a few; with MAX_NCHANNELS=1
-# collectives that overlap would block each other. NVLS cannot be shared. NCCL 2.30.7 turns it off by itself
-# only if the last two ranks of a group share a GPU (init.cc, hasMultiRankNvml).
+# collectives that overlap would block each other. NVLS (sums in NVLink's switches) cannot be shared. NCCL
+# 2.30.7 turns it off by itself only if the last two ranks of a group share a GPU (init.cc, hasMultiRankNvml).
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
 # Environment of a process that must see no GPU.
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
@@ -40,7 +40,7 @@ def gpus() -> int:
 
 
 def identities() -> tuple[str, ...]:
-    """A name for each GPU that this process sees, the same in every process."""
+    """The UUID of each GPU that this process sees; a GPU has the same one in every process."""
     return tuple(str(torch.cuda.get_device_properties(i).uuid) for i in range(gpus()))
 
 

@@ -1,4 +1,4 @@
-"""Makes the door of a package: its public names. Its other modules and names may change at any time."""
+"""Makes a package's door: the names that other packages may import. All its other names may change."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from importlib import import_module
 def door(
     room: str, **modules: Collection[str]
 ) -> tuple[Callable[[str], object], Callable[[], Collection[str]]]:
-    """A package's `__getattr__` and `__dir__` (PEP 562). modules: module -> its public names. A module is
-    loaded when one of its names is first used; `dir`, and so completion by Tab, lists the names without
-    loading.
+    """`__getattr__` and `__dir__` (PEP 562) of the package `room`. modules: module -> its public names. A
+    module is loaded when one of its names is first used; `dir`, and so completion by Tab, loads none.
     """
     home = {name: module for module, names in modules.items() for name in names}
 

@@ -26,7 +26,7 @@ def find(name: str) -> Path:
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
-    """The rows of a table in data/: 'flashcards.csv'."""
+    """The rows of a CSV table in data/, such as 'flashcards.csv'."""
     with find(f"data/{name}").open(newline="", encoding="utf-8") as f:
         return list(csv.DictReader(f))
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 LARGEST = 10_000_000  # bytes of a file that is read whole: as objects they need up to forty times as many
 DEEPEST = 100  # levels of lists and objects inside each other
-DIGITS = 18  # of a whole number, so that it fits in 64 bits
+DIGITS = 18  # most digits of a whole number, so that it fits in 64 bits
 
 
 class Unreadable(ValueError):

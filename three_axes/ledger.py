@@ -1,4 +1,4 @@
-"""Counts the memory of every tensor that operations make: the bytes of all living tensors, and their peak."""
+"""Counts the memory of the tensors that operations make: the bytes of all living tensors, and their peak."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .pytorch_private import TorchDispatchMode, piece_of, tree_iter
 
 
 def storages(tensors) -> dict[int, int]:
-    """Piece of memory -> bytes, for the memory of these tensors; a shared piece counts once (ties, views)."""
+    """Piece of memory -> bytes, for these tensors. Memory that tied weights or views share counts once."""
     sizes = {}
     for t in tensors:
         if t is None:
@@ -33,7 +33,7 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self.now = self.peak = 0
         self.pieces: dict[int, int] = {}  # piece of memory -> its bytes
-        self._off = False
+        self._paused = False  # True while nothing is counted
 
     def __enter__(self):
         self._resize = torch.UntypedStorage.resize_
@@ -41,11 +41,11 @@ class Ledger(TorchDispatchMode):
 
         # To learn a result's shape, DTensor runs an operator on whole tensors, which no rank holds.
         def propagate(*args):
-            ledger._off = True
+            ledger._paused = True
             try:
                 return ledger._propagate(*args)
             finally:
-                ledger._off = False
+                ledger._paused = False
 
         def resize_(storage, size):  # with this, FSDP frees and allocates the memory of whole weights
             ledger._resize(storage, size)
@@ -65,7 +65,7 @@ class Ledger(TorchDispatchMode):
         if any(hasattr(t, "to_local") for t in types):  # a DTensor; importing its class would take a second
             return NotImplemented  # DTensor then handles the operation, and calls this with its local tensors
         result = function(*args, **(kwargs or {}))
-        if not self._off:
+        if not self._paused:
             for t in tree_iter(result):
                 if isinstance(t, torch.Tensor) and t.device.type != "meta":
                     self._count(t.untyped_storage())

@@ -1,4 +1,4 @@
-"""Finds which lines of a traceback are the reader's own, and names them."""
+"""Finds which lines of a traceback are the reader's own code, and describes them: 'Cell In[7], line 3'."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from .files import PACKAGE, ROOT
 
 T = TypeVar("T")
-STILL = 5.0  # seconds in which no rank begins or ends an operation; then each rank's line is printed
+STILL = 5.0  # if for so many seconds no rank begins or ends an operation, each rank's line is printed
 
 
 class Line(NamedTuple):
@@ -27,12 +27,12 @@ class Line(NamedTuple):
     function: str
 
 
-COURSE = PACKAGE, *(ROOT / name for name in ("helpers", "tools", "notebooks/drops"))
-PSEUDO = "<frozen", "<string>", "<__array_function__"
+COURSE = PACKAGE, *(ROOT / name for name in ("helpers", "tools", "notebooks/drops"))  # this project's code
+PSEUDO = "<frozen", "<string>", "<__array_function__"  # beginnings of a frame's file name that is no file
 
 
 def _libraries() -> tuple[str, ...]:
-    """Folders and pseudo-files whose lines are not the reader's: Python, its packages, this project."""
+    """Beginnings of file names whose lines are not the reader's: Python, its packages, this project."""
     paths = sysconfig.get_paths()
     folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]}
     if torch := getattr(sys.modules.get("torch"), "__file__", None):

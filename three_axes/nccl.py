@@ -1,4 +1,4 @@
-"""Finds which library of NCCL is loaded, and whether ranks can share a GPU with it.
+"""Finds which version of NCCL is loaded, and whether ranks can share a GPU with it.
 
 From NCCL 2.30 on several ranks may use one GPU (`NCCL_MULTI_RANK_GPU_ENABLE`, experimental; env.rst and
 init.cc of NCCL 2.30.7). PyTorch has 2.30.7 from 2.14 on. An older PyTorch also works with a newer library, if
@@ -22,7 +22,7 @@ SHARES = 2, 30  # the first version with which ranks can share a GPU
 NAME = "libnccl.so.2"
 IN_A_FOLDER = Path("nvidia", "nccl", "lib", NAME)  # in both packages, nvidia-nccl-cu12 and nvidia-nccl-cu13
 FOLDER = Path("~/.cache/three-axes/nccl")  # a reader may install a newer library here
-# The text in the library that it prints at its start: "NCCL version 2.30.7+cuda12.9".
+# Text in the library's file, "NCCL version 2.30.7+cuda12.9", which it prints when it starts.
 _WRITTEN = re.compile(rb"NCCL version (\d+)\.(\d+)\.(\d+)\+cuda(\d+)")
 
 
@@ -57,14 +57,14 @@ def newer() -> str | None:
     files = [folder / IN_A_FOLDER for folder in folders] + [Path("/usr/lib/x86_64-linux-gnu", NAME)]
     found = {}
     for file in files:
-        *its, cuda = _written_in(file)
-        if tuple(its) >= SHARES:
-            found[str(file)] = str(cuda) == _cuda(), its
+        *number, cuda = _written_in(file)
+        if tuple(number) >= SHARES:
+            found[str(file)] = str(cuda) == _cuda(), number
     return max(found, key=found.__getitem__, default=None)
 
 
 def _written_in(file: Path) -> tuple[int, ...]:
-    """The version in a library's file, and that of its CUDA: (2, 30, 7, 12); (0,) if the file has none."""
+    """The version of NCCL in a library's file, then of its CUDA: (2, 30, 7, 12); (0,) if there is none."""
     try:
         with file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
             written = _WRITTEN.search(data)

@@ -1,4 +1,4 @@
-"""The arguments of the planner's commands."""
+"""Adds the planner's commands, `plan` and `estimate`, and their arguments to the command line's parser."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _names(option: argparse.Action, names: Iterable[str]) -> None:
 
 
 def _recompute(text: str) -> str:
-    """The text, if it is a recompute policy; full:5 recomputes five layers of each stage. Otherwise raises
-    ArgumentTypeError.
+    """The text, if it is a recompute policy; full:5 recomputes five layers of each stage. Raises
+    ArgumentTypeError if it is none.
     """
     name, colon, layers = text.partition(":")
     if name not in RECOMPUTE or colon and not (name == "full" and layers.isdecimal() and len(layers) < 6):
@@ -38,10 +38,12 @@ def _recompute(text: str) -> str:
     return text
 
 
+# Axes whose sizes --why must have, and those that it may have after them: "DP,TP,PP" and "CP,EP,ETP".
 MUST, MAY = (",".join(axes).upper() for axes in (Axes._fields[: len(ALWAYS)], Axes._fields[len(ALWAYS) :]))
 
 
 def _axes(text: str) -> Axes:
+    """The sizes in '4,8,2'. Raises ArgumentTypeError."""
     try:
         sizes = [int(part) for part in text.split(",")]
         if not len(ALWAYS) <= len(sizes) <= len(AXES) or min(sizes) < 1:
@@ -72,7 +74,7 @@ def add_command(commands, name: str) -> None:
 
 
 def _job(sub: argparse.ArgumentParser, many: str | None) -> None:
-    """Add what is trained, and on which cluster. many: how many models argparse reads (its nargs)."""
+    """Add the arguments of a job: model, cluster, batch and so on. many: argparse's nargs of the model."""
     sub.add_argument("--json", action="store_true", help="print JSON")
     _names(sub.add_argument("model", nargs=many, help=f"{', '.join(MODELS)}, or a JSON file"), MODELS)
     where = f"{', '.join(CLUSTERS)}, or a JSON file"
@@ -110,7 +112,7 @@ def _plan(sub: argparse.ArgumentParser) -> None:
         ("--recompute", str, RECOMPUTE, "recompute policies"),
         ("--zero", int, (0, 1, 2, 3), "ZeRO stages"),
     ):
-        help = f"{what} to look at, of {', '.join(map(str, known))}; else the framework's"
+        help = f"{what} to consider, of {', '.join(map(str, known))}; else the framework's"
         sub.add_argument(option, nargs="+", type=kind, choices=known, metavar="ONE", help=help)
 
 

@@ -1,8 +1,8 @@
-"""All private names of PyTorch that this project uses, in one place.
+"""Has all private names of PyTorch that this project uses, in one place.
 
-PyTorch may change these at any time. Each entry says what breaks without it. All were found in PyTorch 2.13;
-where an entry names another version, it differs there. (docs/evidence.md says which tests ran on 2.11 and on
-2.15.) `tests/test_structure.py` searches the other files for such names.
+PyTorch may change these at any time. Each entry says what fails without it. All names are in PyTorch 2.13; if
+an entry mentions another version, the name differs there. (docs/evidence.md says which tests ran on 2.11 and
+on 2.15.) `tests/test_structure.py` finds such names in other files.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatte
 __all__ = ["TorchDispatchMode", "all_to_all_single_autograd", "functional"]
 __all__ += ["tree_flatten", "tree_iter", "tree_map", "tree_unflatten"]
 
-# The function with which DTensor and functional collectives look up a group: in torch 2.11 by its name, in
-# 2.13 by the group. Without it the axis of a DTensor's collectives has no name.
+# Name of the function with which DTensor and functional collectives look up a group; it differs between torch
+# 2.11 and 2.13. Without it the axis of a DTensor's collectives has no name.
 RESOLVE = next((name for name in ("_resolve_group", "_resolve_group_name") if hasattr(functional, name)), "")
 
-# For the interposer: the dispatcher's keys below it, with which an intercepted collective continues.
+# The dispatcher's keys with which a collective continues after the interposer (count/interpose.py) caught it.
 BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 
@@ -52,7 +52,7 @@ def replace_start_of_cuda(new: Callable) -> None:
 
 def backward_under_way() -> int:
     """PyTorch's number of the backward that this thread runs; −1 if it runs none. Without it DDP's waits are
-    not noticed.
+    not counted.
     """
     return getattr(torch._C, "_current_graph_task_id", lambda: -1)()
 
@@ -98,11 +98,11 @@ def backend(group: dist.ProcessGroup, device: torch.device | None = None) -> tup
         return "", math.inf
     devices = group._device_types
     kind = torch.device(device.type) if device else devices[0]
-    its = _get_backend(group, kind if kind in devices else devices[0])
-    its = getattr(its, "wrapped_pg", its)
-    options = getattr(its, "options", None)  # another vendor's backend may have none
+    found = _get_backend(group, kind if kind in devices else devices[0])
+    found = getattr(found, "wrapped_pg", found)
+    options = getattr(found, "options", None)  # another vendor's backend may have none
     limit = getattr(options, "_timeout", timedelta.max).total_seconds()
-    return its.name(), limit
+    return found.name(), limit
 
 
 # The module of the handler that a `DataLoader` sets for the end of its processes. Without it no hang is
@@ -125,7 +125,7 @@ def abort_groups() -> None:
 
 
 def flight_record() -> dict:
-    """The last collectives of this rank. gloo records them but writes no file; drop b4 reads them."""
+    """The last collectives of this rank, which gloo records but writes to no file. Notebook b4 reads them."""
     return pickle.loads(_c10d._dump_fr_trace())  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""Run a module of the course by name. In a wheel, helpers and tools are files and not importable packages.
+"""Runs a module of the course by name. In a wheel Python cannot import helpers and tools without this.
 
     python -m three_axes.run tools.slides 07
     torchrun --nproc-per-node 4 -m three_axes.run helpers.train --tp 2

@@ -1,4 +1,4 @@
-"""The planner's commands. Each returns (text, the same results as a dict for --json).
+"""Runs the planner's commands, `plan` and `estimate`. Each returns (text, the same results for --json).
 
 A module that only one command needs is imported inside it, so that each command starts quickly.
 """
@@ -22,9 +22,9 @@ from .plan.planner import plan
 from .plan.step import Estimate, estimate
 from .table import Table, human
 
-# Fields of a layout besides its axes.
+# Fields of a layout, besides its axes, that have the value of an option of `estimate`.
 CHOSEN = ("microbatch", "interleave", "schedule", "zero", "shard")
-MOST = 2_000_000  # operations of a schedule, which take some seconds
+MOST = 2_000_000  # operations of the largest schedule that `estimate` makes without a model, in some seconds
 # Switch -> the fields of the framework that it changes: see `Framework.but`.
 SWITCHES: dict[str, dict[str, Any]] = {
     "compiled": {"compiled": True, "fused": True, "norm_bytes": 2},
@@ -36,9 +36,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 
 
 def job_of(args) -> Job:
-    """The job that the arguments describe. Raises ValueError with a sentence for arguments that
-    make no sense.
-    """
+    """The job that the arguments describe. Raises ValueError with a sentence if they make no sense."""
     changed = {name: value for switch in args.switches for name, value in SWITCHES[switch].items()}
     unchanged = find_framework(args.framework)
     if "compiled" in args.switches and unchanged.runs.fused:
@@ -121,6 +119,7 @@ def _fields(layout: Layout) -> dict:
 
 
 def _estimated(result: Estimate) -> dict:
+    """An estimate, for --json."""
     names = ("time", "step_seconds", "memory", "memory_bytes", "stage", "fits", "tight", "mfu")
     figures = {name: getattr(result, name) for name in names}
     return {
@@ -143,7 +142,7 @@ def run_plan(args) -> tuple[str, dict]:
         job, measured = of_your_source(job, args.measured, **only)
     result = plan(job, gpus=args.gpus, measured=measured, **only)
     best, flips = result.estimate(), result.flips()
-    priced: dict[str, Any] = {}
+    of_training: dict[str, Any] = {}
     out = [repr(result.table()), "", f"best: {best.layout}", best.summary(), best.interval()]
     out += [f"layouts less than {result.sure.apart:.0%} apart are a tie", *best.warnings()]
     out += filter(None, (result.alone(), best.switches()))
@@ -153,7 +152,7 @@ def run_plan(args) -> tuple[str, dict]:
 
         stopped = interruptions(best)
         derived = {"every": stopped.every, "goodput": stopped.goodput}
-        priced = {"gpu_hours": best.gpu_hours(tokens), "interruptions": asdict(stopped) | derived}
+        of_training = {"gpu_hours": best.gpu_hours(tokens), "interruptions": asdict(stopped) | derived}
         out += [
             Proposal(best, result).cost(tokens),
             cheapest(result, tokens),
@@ -190,7 +189,7 @@ def run_plan(args) -> tuple[str, dict]:
             }
             for r in result.by_axes
         ],
-        "best": _estimated(best) | priced,
+        "best": _estimated(best) | of_training,
         "flips": [{"change": w, "factor": f, "winner": _fields(row.layout)} for w, f, row in flips],
         "refused": [{**axes._asdict(), "reason": reason} for axes, reason in result.impossible.items()],
     }
@@ -204,9 +203,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def layout_of(args, job: Job) -> Layout:
-    """The layout that the arguments name. By default dp is the number of GPUs / (tp · pp · cp), rounded down;
-    then it raises ValueError for a tp, pp or cp below 1. `Job.check` compares the sizes with the number of
-    GPUs.
+    """The layout that the arguments name. Without --dp, dp is the number of GPUs / (tp · pp · cp), rounded
+    down, and ValueError is raised for a tp, pp or cp below 1.
     """
     chosen = {name: getattr(args, name) for name in (*Axes._fields, *CHOSEN)}
     if chosen["dp"] is None:

@@ -1,4 +1,4 @@
-"""Byte counts in readable units, and a table that prints as text and displays in a notebook."""
+"""Formats byte counts, lists of ranks, and tables, which print as text and are displayed in a notebook."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NARROWEST = 24  # smallest width, in characters, of a column of sentences
 
 
 def _lines(cell: str, width: int) -> list[str]:
-    """A cell, folded to a width. Words joined by '·' stay together: 'DP 8 · TP 4' is cut after the dot."""
+    """The lines of a cell, folded to a width. 'DP 8 · TP 4' is folded beside the dot, not inside 'DP 8'."""
     if len(cell) <= width:
         return [cell]
     kept = re.sub(r"(?<=\w) (?=\w)", "\N{NO-BREAK SPACE}", cell) if " · " in cell else cell
@@ -51,7 +51,7 @@ class Table:
         whole = lambda: sum(widths) + 2 * (len(widths) - 1)
         most = columns() or whole()
         below = self._left[-1] and whole() - widths[-1] + NARROWEST > most
-        if below:  # the last column has sentences, and there is no room for them beside the numbers
+        if below:  # sentences of the last column, for which there is no room beside the numbers, go below
             widths.pop()
         foldable = [i for i in range(len(widths)) if self._left[i]]
         while whole() > most and max(widths[i] for i in foldable) > NARROWEST:

@@ -80,7 +80,7 @@ class Manual(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that prints a sentence on an error, and points to --help. It completes words in a shell if
+    """A parser that on an error prints one sentence and mentions --help. It completes words in a shell if
     argcomplete is installed.
     """
 
@@ -88,7 +88,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": Manual, **kwargs})
 
     def error(self, message: str) -> NoReturn:
-        """Exit with status 2. argparse calls this method."""
+        """Print the message, plain, and exit with status 2. argparse calls this method."""
         self.exit(2, f"{plain(message, 2000)}\n{self.prog} --help has all that it takes\n")
 
     def parse_args(self, args=None, namespace=None):

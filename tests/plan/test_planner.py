@@ -347,7 +347,7 @@ def test_a_plan_explains_itself():
 
 def test_what_was_not_looked_at_is_not_explained_away():
     why = plan(JOB, gpus=64, tp=4).why(dp=4, tp=8, pp=2)
-    assert why == "DP 4 · TP 8 · PP 2 was not looked at, only tp 4"
+    assert why == "DP 4 · TP 8 · PP 2 was not tried: only tp 4 was"
     sharded = FRAMEWORKS["deepspeed"].but(zeros=(3,), zeros_in_pipeline=())
     made = plan(replace(JOB, framework=sharded), gpus=64)
     assert {row.layout.pp for row in made.ranked} == {1}

@@ -1,4 +1,4 @@
-"""How a model is laid out on ranks: the choices that memory and time depend on."""
+"""Describes how a job is distributed over ranks: sizes of parallelism, pipeline schedule, ZeRO, recompute."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..paper.axes import ALWAYS, AXES, FOLDED, REPLICATING
 from ..paper.pipelines import SCHEDULES, Pipeline
 from ..paper.placement import Placement
 
-RECOMPUTE = ("none", "selective", "modules", "per-op", "full")
-# The order in Megatron-LM, torchtitan and DeepSpeed. In Llama 3's paper dp is outermost, before pp. In all of
-# them cp lies next to tp, outside it.
+RECOMPUTE = ("none", "selective", "modules", "per-op", "full")  # policies, explained in `Layout`
+# The order of axes, the outermost first, in Megatron-LM, torchtitan and DeepSpeed. In Llama 3's paper dp is
+# outermost, before pp. In all of them cp is next to tp, on its outer side.
 ORDER = ("pp", "dp", "tp")
-# The fields on which a layer's operations depend, and the positions of its groups if tp is innermost.
+# The fields that decide a layer's operations and, if tp is innermost, on how many nodes its groups are.
 SEEN = (*(axis.name for axis in AXES if axis.talks == "layer"), "microbatch", "zero", "sequence_parallel")
-# Parts of the replicas of weights, and of experts: axis -> (all of them, the part over which state is
-# sharded).
+# Groups that exist if ZeRO shards over fewer than all replicas: group -> (group of all replicas, group that
+# has one set of shards). dp and edp are the groups of all replicas of the weights, and of an expert.
 PARTS = {
     "shard": ("dp", "shard"),
     "replicate": ("dp", "shard"),
@@ -31,8 +31,8 @@ Count = int | Any  # a number of one layout, or a NumPy array of many layouts' n
 
 
 class Axes(NamedTuple):
-    """The sizes of the axes, one for each record of `AXES`: the numbers that a person chooses, and
-    defends.
+    """The size of each axis of parallelism: data, tensor, pipeline, context, expert, and tensor parallelism
+    inside an expert. `paper.axes.AXES` describes them.
     """
 
     dp: int = 1
@@ -54,7 +54,7 @@ class Axes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Sizes:
-    """The same sizes as fields of a layout: of one, or arrays of many."""
+    """The sizes of `Axes` as fields of a layout. Each may be an array, for many layouts."""
 
     dp: Count = 1
     tp: Count = 1
@@ -65,25 +65,25 @@ class _Sizes:
 
 
 def spread(x, which: np.ndarray | None):
-    """Expand values that were computed for one layout of each kind to all layouts: see `Layout.alike`."""
+    """The values for all layouts, from x, which has one for each different layout: see `Layout.alike`."""
     return x if which is None or np.ndim(x) == 0 else x[which]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout(_Sizes):
-    """dp · tp · pp · cp ranks. The numbers may be NumPy arrays of one shape, for many layouts at once.
+    """A layout on dp · tp · pp · cp ranks. Numbers may be NumPy arrays of one shape, for many layouts.
 
     It has one number for each axis, like `Axes`. cp: ranks that share each sequence. ep, etp: over how many
     ranks the experts of a layer are distributed, and each expert is split; they use the same ranks as dp · cp
     · tp, and the rest of these ranks holds replicas of the experts (edp). microbatch: sequences that go
     through the model together (b). interleave: chunks on each pipeline rank (v). zero: 0 to 3, what is
     sharded over replicas: nothing, optimizer state, gradients too, weights too (3 is what FSDP does). shard:
-    over how many of the replicas, 0 for all; with fewer, each group of replicas holds all shards (HSDP), so
-    each shard has all experts. recompute: none; selective, the attention scores only; modules, the norms, the
-    experts' activation function, and latent attention's queries, keys and values; per-op, all but the
+    over how many replicas, 0 for all; if fewer, the replicas form groups of this size, and each group has all
+    shards and all experts (HSDP). recompute: none; selective, the attention scores only; modules, the norms,
+    the experts' activation function, and latent attention's queries, keys and values; per-op, all but the
     attention and every second matrix product (torchtitan's default); full, all of a layer. recomputed: with
-    full, only so many layers of each stage; 0 for all. sequence_parallel: split the activations between the
-    matrices over tp as well. order: dp, tp and pp from the outermost to the innermost; cp lies next to tp.
+    full, the number of layers of each stage that are recomputed; 0 for all. sequence_parallel: split the
+    activations between the matrices over tp as well. order: dp, tp and pp, the outermost first.
     """
 
     microbatch: Count = 1
@@ -132,17 +132,17 @@ class Layout(_Sizes):
 
     @property
     def expert_shards(self):
-        """The replicas of an expert inside one shard."""
+        """Number of ranks over which ZeRO shards the state of an expert."""
         return self.edp // (self.replicas // self.shards) if self.hybrid else self.edp
 
     @cached_property
     def hybrid(self) -> bool:
-        """Whether a shard is smaller than all replicas, for weights or experts."""
+        """Whether `shard` is set (HSDP), in any of the layouts."""
         return bool(np.any(self.shard))
 
     def members(self, axis: str):
-        """Ranks in a group along an axis. The group of dp has all ranks that share gradients, dp · cp; a
-        shard, and the groups that replicate it, are parts of it. For edp the same holds with experts.
+        """Number of ranks in a group along an axis. The group of dp has all ranks that share gradients,
+        dp · cp; the groups shard and replicate are parts of it, eshard and ereplicate are parts of edp.
         """
         named = {"dp": "replicas", "shard": "shards", "eshard": "expert_shards"}
         if axis in ("replicate", "ereplicate"):
@@ -150,7 +150,7 @@ class Layout(_Sizes):
         return getattr(self, named.get(axis, axis))
 
     def reach(self, axis: str, gpus_per_node: int) -> tuple:
-        """(members of such a group that share a node, nodes of the group). Takes arrays."""
+        """(members of a group along an axis that share a node, nodes of the group). Takes arrays."""
         if (axis, gpus_per_node) not in self._reached:
             self._reached[axis, gpus_per_node] = self._reach(axis, gpus_per_node)
         return self._reached[axis, gpus_per_node]
@@ -178,10 +178,9 @@ class Layout(_Sizes):
         return placed.reach(axis, gpus_per_node)
 
     def alike(self) -> tuple[Layout, np.ndarray | None]:
-        """(layouts, which): the layouts that differ for a layer, and for each layout the index of its equal.
-
-        A layer does not depend on the depth of the pipeline, nor on the number of replicas. So many layouts
-        are equal for it. which is None if all layouts differ.
+        """(layouts, which): one layout for each different list of a layer's operations, and for each layout
+        here the index of the one with the same list. Many have the same, because a layer's operations do not
+        depend on dp and pp. which is None if equal ones were not searched for.
         """
         seen = np.broadcast_arrays(*(np.asarray(getattr(self, name)) for name in SEEN))
         if seen[0].ndim == 0 or not seen[0].size or self.order[-1] != "tp":
@@ -198,7 +197,7 @@ class Layout(_Sizes):
 
     @property
     def pipeline(self) -> Pipeline:
-        """The record of its schedule."""
+        """The record of the layout's schedule."""
         return SCHEDULES[self.schedule]
 
     @property
@@ -232,7 +231,7 @@ class Layout(_Sizes):
     def __str__(self) -> str:
         some = f" of {self.recomputed} layers" * bool(self.recomputed)
         piped, shards = np.any(np.asarray(self.pp) > 1), f" over {self.shard}" * bool(self.shard)
-        said = {
+        optional = {
             f"v {self.interleave}": np.any(np.asarray(self.interleave) > 1),
             self.schedule: piped,
             f"ZeRO-{self.zero}{shards}": self.zero,
@@ -240,4 +239,5 @@ class Layout(_Sizes):
             f"{self.recompute} recompute{some}": self.recompute != "none",
             f"{' '.join(self.order)} from the outermost": self.order != ORDER,
         }
-        return " · ".join([str(self.axes), f"b {self.microbatch}", *(name for name in said if said[name])])
+        named = (name for name, true in optional.items() if true)
+        return " · ".join([str(self.axes), f"b {self.microbatch}", *named])

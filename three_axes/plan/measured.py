@@ -1,8 +1,8 @@
-"""Reads a measurement of a run: a time or a speed, in a user's words or from a log, and the layout it belongs
-to.
+"""Reads a measured time or speed that a user typed or copied from a log, with its layout if it has one, and
+compares it with the planner's prediction.
 
-`dp 8 tp 4 pp 2 = 16.2 s`, `DP 8 · TP 4 · PP 2 · b 1 · ZeRO-1 = 1,100 tokens/s`, `450 TFLOP/s`, or a line of a
-log in place of the number. The layout may be written as the planner prints it.
+Examples: `dp 8 tp 4 pp 2 = 16.2 s`, `DP 8 · TP 4 · PP 2 · b 1 · ZeRO-1 = 1,100 tokens/s`, `450 TFLOP/s`. In
+place of the number there may be a line of a log. A layout may be written as the planner prints it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from .planner import plan
 from .stages import layers_on_rank
 from .step import estimate
 
-# Pattern in a line of a log -> unit of its number. Megatron-LM prints milliseconds of a step, torchtitan
+# Pattern of a log's line -> unit of the number in it. Megatron-LM prints milliseconds of a step, torchtitan
 # tokens a second of one GPU.
 LINES = {r"elapsed time per iteration \(ms\): *([\d.,]+[kKM]?)": "ms", r"\btps: *([\d.,]+[kKM]?)": "tokens/s"}
+# A number and its unit, such as "1,100 tokens/s".
 _AMOUNT = rf"([\d.,]+[kKM]?) *(s|ms|tokens/s|(?:(?:{'|'.join(FLOPS)}) )?TFLOP/s)(?:/GPU)?"
 SIZES = tuple(axis.name for axis in AXES)
-# A word, or several, in a layout -> the fields that they set.
+# Pattern of a layout's words -> the fields that its groups set. The first pattern sets the axis it names.
 _WORDS: dict[str, tuple[str, ...]] = {
     rf"({'|'.join(SIZES)})[ -]?(\d+)": (),
     r"b[ -]?(\d+)": ("microbatch",),
@@ -40,9 +41,9 @@ _WORDS: dict[str, tuple[str, ...]] = {
 
 
 def read(text: str) -> tuple[dict[str, Any], float, str]:
-    """(the layout's given fields, value, unit) of a measurement. The unit is s, ms, tokens/s (of one GPU) or
-    TFLOP/s (of one GPU, after a word for what they count). Raises ValueError with a sentence if no time or
-    speed is found, or words of the layout are not known.
+    """(the layout's given fields, value, unit) of a measurement. The unit is s, ms, tokens/s of one GPU, or
+    TFLOP/s of one GPU, in front of which there may be a word of `job.FLOPS`. Raises ValueError with a
+    sentence if no time or speed is found, or words of the layout are not known.
     """
     layout, equals, amount = text.partition("=")
     a_log = any(re.search(line, text) for line in LINES)  # a log's line may contain an equals sign itself
@@ -108,8 +109,8 @@ def _value(word: str) -> int | str:
 
 class Beside(NamedTuple):
     """A measured step, compared with the estimate of its layout. ratio: measured seconds over predicted ones.
-    mfu: as `Estimate.mfu`, of the printed dense half-precision FLOP/s. inside: whether the step lies in the
-    interval of the estimate, from low to high, in seconds; all three are None where the kind has none.
+    mfu: as `Estimate.mfu`, but of the measured step. inside: whether the step lies in the estimate's
+    interval, from low to high, in seconds; all three are None if the estimate has no interval.
     """
 
     step_seconds: float
@@ -130,9 +131,8 @@ class Beside(NamedTuple):
 
 
 def of_this_layout(job: Job, layout: Layout, texts: Sequence[str]) -> tuple[Job, Beside | None]:
-    """(the job with the bias of your source's other layouts taken out, the measured step of this layout): a
-    text that says nothing of a layout is of this one. Raises ValueError where two are, and as
-    `of_your_source` does.
+    """(the job, corrected by measured steps of other layouts; the measured step of this layout, or None). A
+    text that names no layout belongs to this one. Raises ValueError if two texts do, and as `of_your_source`.
     """
     mine = [text for text in texts if not read(text)[0]]
     if len(mine) > 1:
@@ -146,15 +146,15 @@ def of_this_layout(job: Job, layout: Layout, texts: Sequence[str]) -> tuple[Job,
     beside = Beside(seconds, ratio, made.mfu / ratio)
     if sure.low is None or sure.high is None:
         return job, beside
-    low, high = (times * made.step_seconds for times in (sure.low, sure.high))
+    low, high = (end * made.step_seconds for end in (sure.low, sure.high))
     return job, beside._replace(inside=low <= seconds <= high, low=low, high=high)
 
 
 def of_your_source(job: Job, texts: Sequence[str], **sizes: int | None) -> tuple[Job, dict[Layout, float]]:
-    """(the job, whose predictions are corrected for the bias of these runs; layout -> measured seconds of a
-    step). texts: runs of this job, as `read` takes them. sizes: of all these layouts, unless a text has
-    another. Other fields of a layout are those that the planner would choose. Raises ValueError with a
-    sentence for a text without sizes and for an impossible layout.
+    """(the job, with these runs in `measured`, so that predictions are corrected for their bias; layout ->
+    measured seconds of a step). texts: runs of this job, as `read` takes them. sizes: of the axes, for texts
+    that do not give them. The planner chooses the other fields of a layout. Raises ValueError with a sentence
+    for a text without sizes and for an impossible layout.
     """
     measured = {}
     given = {axis: size for axis, size in sizes.items() if size is not None}
@@ -170,7 +170,7 @@ def of_your_source(job: Job, texts: Sequence[str], **sizes: int | None) -> tuple
 
 
 def _seconds(job: Job, layout: Layout, text: str, value: float, unit: str) -> float:
-    """`step_seconds`. Raises ValueError for a step that is faster than the GPUs can be."""
+    """The same as `step_seconds`, but raises ValueError for a step that is faster than the GPUs can be."""
     seconds = step_seconds(job, layout, value, unit)
     if (share := _used(job, layout, seconds)) > 1:
         raise ValueError(
@@ -181,7 +181,7 @@ def _seconds(job: Job, layout: Layout, text: str, value: float, unit: str) -> fl
 
 
 def _used(job: Job, layout: Layout, seconds: float) -> float:
-    """Model FLOPs, attention's causal half, over the printed dense FLOP/s of the job's precision."""
+    """The share of the GPUs' printed FLOP/s that a step uses; of attention the causal half is counted."""
     device, rate = job.cluster.device, find_precision(job.precision).rate
     peak = device.flops if rate == "bf16" else getattr(device, rate)
     tokens = job.global_batch * job.seq_len / seconds / layout.ranks
@@ -189,19 +189,19 @@ def _used(job: Job, layout: Layout, seconds: float) -> float:
 
 
 def _filled(job: Job, fields: dict[str, Any]) -> Layout:
-    """The fastest layout with the given sizes and fields."""
+    """The planner's best layout with the given sizes (1 if not given); other given fields replace its own."""
     axes = Axes(**{axis: fields.get(axis, 1) for axis in SIZES})
-    of = plan(job, gpus=axes.ranks, **axes._asdict())
-    found = next((rows[0].layout for rows in (of.ranked, of.tight, of.too_large) if rows), None)
+    made = plan(job, gpus=axes.ranks, **axes._asdict())
+    found = next((rows[0].layout for rows in (made.ranked, made.tight, made.too_large) if rows), None)
     layout = replace(found or job.framework.layout(**axes._asdict()), **fields)
     job.check(layout)
     return layout
 
 
 def step_seconds(job: Job, layout: Layout, value: float, unit: str) -> float:
-    """Seconds of a step. unit: as returned by `read`. TFLOP/s may count attention whole (Megatron-LM,
-    torchtitan, and by default), its causal half (Llama 3), or all operations of the hardware, with
-    recomputed layers twice (Narayanan 2021).
+    """Seconds of a step, from a value and its unit, which `read` returns. TFLOP/s count attention whole by
+    default (as Megatron-LM and torchtitan do), `causal` its causal half (Llama 3), `hardware` also the
+    second forward of recomputed layers (Narayanan 2021).
     """
     if unit in ("s", "ms"):
         return value / (1000 if unit == "ms" else 1)
@@ -211,5 +211,5 @@ def step_seconds(job: Job, layout: Layout, value: float, unit: str) -> float:
     counted, again = unit.removesuffix("TFLOP/s").strip(), 0.0
     if counted == "hardware" and layout.recompute == "full":
         layers = layers_on_rank(job.model, layout, min(1, layout.pp - 1))
-        again = float(layout.share_recomputed(layers)) / 3  # a forward is a third of all
+        again = float(layout.share_recomputed(layers)) / 3  # a forward is a third of a step's FLOPs
     return tokens * job.flops_per_token(counted == "causal") * (1 + again) / (value * 1e12)

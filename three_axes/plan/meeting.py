@@ -1,5 +1,5 @@
-"""Sentences on a layout for a meeting: whether to take it, compared with what, its price, what may
-change that.
+"""Writes the sentences and tables with which a layout is proposed in a meeting: the recommendation, its cost,
+the alternatives, and what would change the choice.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .layout import Layout
 from .planner import Plan, plan
 from .step import Estimate, estimate
 
-TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, Table 3; used if no number of tokens is given
+TOKENS_PER_PARAMETER = 20  # to train on, if no number is given: Hoffmann et al. 2022, Table 3
 
 
 def needs(layout: Layout) -> list[str]:
-    """What somebody must change in the model or its training for this layout."""
+    """Phrases for what must be changed in a model or its training before this layout can be used."""
     words = {
         "matrices cut by TP": layout.tp > 1,
         "a pipeline": layout.pp > 1,
@@ -29,7 +29,7 @@ def needs(layout: Layout) -> list[str]:
 
 
 def lost_with_half_the_network(e: Estimate) -> float:
-    """Share of its speed that a layout loses when the bandwidth between nodes halves."""
+    """The share of its speed that a layout loses if the bandwidth between nodes is halved."""
     return 1 - e.step_seconds / estimate(e.job.changed("speed between nodes", 0.5), e.layout).step_seconds
 
 
@@ -44,7 +44,7 @@ def close_calls(of: Plan) -> str:
 
 
 def cheapest(of: Plan, tokens: float) -> str:
-    """A sentence on whether a half, a quarter and so on of the GPUs suffice, and which number is cheapest."""
+    """A sentence with the fewest GPUs that fit (all, half, a quarter and so on), and the cheapest number."""
     hours, gpus = {of.gpus: of.estimate().gpu_hours(tokens)}, of.gpus // 2
     with suppress(ValueError):  # fixed sizes may need more GPUs
         while gpus and (fewer := plan(of.job, gpus=gpus, **of.options)).ranked:
@@ -68,7 +68,9 @@ class Proposal:
     of: Plan
 
     def verdict(self) -> str:
-        """The recommendation, then the arguments for and against this layout beside the fastest that fits."""
+        """The recommendation. If the fastest layout that fits has other sizes, also what is better and what
+        is worse than with that one.
+        """
         mine, of = self.mine, self.of
         if not of.ranked:
             return "No layout fits: take more GPUs, a smaller model or shorter sequences."
@@ -112,9 +114,7 @@ class Proposal:
         return " ".join([head, *(f"{name}: {'; '.join(texts)}." for name, texts in points.items() if texts)])
 
     def cost(self, tokens: float | None = None) -> str:
-        """GPU-hours and days for so many tokens (by default 20 for each parameter), with the time lost to
-        interruptions: a layout may fit and never finish.
-        """
+        """GPU-hours for so many tokens (by default 20 a parameter), without and with interruptions."""
         mine, of = self.mine, self.of
         count, goodput = tokens or TOKENS_PER_PARAMETER * mine.model.params, interruptions(mine).goodput
         hours = lambda e: e.gpu_hours(count)
@@ -149,8 +149,8 @@ class Proposal:
         return Table(["", "sizes", "step", "free on a GPU", "half the network costs", "needs"], listed)
 
     def changes(self) -> Table:
-        """A table: with half and twice of each uncertain quantity, the best layout, and how far
-        behind this is.
+        """A table: for half and twice each uncertain quantity the fastest layout, and how far this one is
+        behind it.
         """
         rows = []
         for what in CHANGES:
@@ -164,10 +164,10 @@ class Proposal:
                     rows.append([what, f"× {factor:g}", "", f"cannot be: {e}"])
                     continue
                 best = then.best if then.ranked else None
-                stands = "fits" if here.fits else "tight" if here.tight else "does not fit"
+                outcome = "fits" if here.fits else "tight" if here.tight else "does not fit"
                 if best and here.fits:
-                    stands = f"{max(0.0, here.step_seconds / best.seconds - 1):.1%} behind"
-                rows.append([what, f"× {factor:g}", str(best.layout) if best else "none fits", stands])
+                    outcome = f"{max(0.0, here.step_seconds / best.seconds - 1):.1%} behind"
+                rows.append([what, f"× {factor:g}", str(best.layout) if best else "none fits", outcome])
         return Table(["change", "by", "then the fastest is", "this one"], rows)
 
     def assumptions(self) -> list[str]:

@@ -1,11 +1,11 @@
-"""How many bytes each GPU holds, by part: formulas that a reader can redo by hand.
+"""Computes how many bytes each GPU holds, by part, with formulas that can be redone by hand.
 
-Letters as everywhere: N parameters; d, t, p the sizes of data, tensor and pipeline
-parallelism; m microbatches of b sequences of s tokens; h hidden, a heads, L layers, v chunks on
-each pipeline rank. Half-precision numbers take 2 bytes, float32 takes 4.
+Letters: N parameters; d, t, p the sizes of data, tensor and pipeline parallelism; m microbatches of b
+sequences of s tokens; h hidden, a heads, L layers, v chunks on each pipeline rank. A half-precision number
+takes 2 bytes, a float32 takes 4.
 
-Sources: states, Rajbhandari et al. 2020 (ZeRO), section 3.1; activations, Korthikanti et al.
-2022, section 4 and Table 2, here for any width, grouped queries and gated feed-forward parts.
+Sources: Rajbhandari et al. 2020 (ZeRO), section 3.1, for weights, gradients and optimizer; for activations
+Korthikanti et al. 2022, section 4, here with any width, grouped queries and gated feed-forward parts too.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from .operations import OperationLists, lists
 from .shape import ModelShape
 from .stages import ends_share, expert_share, kinds_on_rank, layer_matrices, layer_share
 
-# What people count for one parameter trained with Adam, and why the counts differ.
+# Bytes for one parameter trained with Adam, in six variants. The number in a comment is the sum.
 BYTES_PER_PARAMETER = {
     "all float32": {"weights": 4, "gradients": 4, "optimizer": 8},  # 16: Adam keeps m and v
     # 16: m, v and a float32 master copy of the weights.
     "mixed": {"weights": 2, "gradients": 2, "optimizer": 12},
     "mixed, float32 gradients": {"weights": 2, "gradients": 4, "optimizer": 12},  # 18: Megatron-LM
-    # 20: a float32 sum beside the half-precision ones.
+    # 20: float32 sums of the gradients beside the half-precision gradients.
     "mixed, both gradients": {"weights": 2, "gradients": 6, "optimizer": 12},
     "mixed, no master copy": {"weights": 2, "gradients": 2, "optimizer": 8},  # 12
     "8-bit Adam": {"weights": 2, "gradients": 2, "optimizer": 6},  # 10: master copy, m and v of one byte each
 }
 
-OVERHEAD = 2e9  # bytes: the CUDA context and communicators, assumed
-AGAIN = ("modules", "per-op", "full")  # policies with which a layer's backward has all activations again
-SCORE_BYTES = 4  # for each of the vocabulary's scores, in float32
-# More of them, one by one: half-precision ones, softmax and its gradient in float32; a split loss one more.
+OVERHEAD = 2e9  # bytes on each GPU for the CUDA context and communicators, assumed
+AGAIN = ("modules", "per-op", "full")  # with these, all activations of a layer exist again in its backward
+SCORE_BYTES = 4  # of a logit in float32
+# An unfused loss holds for each logit also a half-precision copy, and softmax and gradient in float32. If tp
+# splits the vocabulary, it holds one more float32.
 EAGER_SCORE_BYTES = 10
 
 
@@ -59,8 +60,8 @@ def states(
 
 
 def room(job: Job) -> float:
-    """Bytes on a GPU up to which a layout fits: the allocator reserves more than is allocated, and the
-    context needs memory too. A layout that is larger, but not larger than the GPU, is tight.
+    """The most bytes on a GPU with which a layout fits: less than its memory, because PyTorch's allocator
+    reserves more than is allocated. A layout that needs more, but not more than its memory, is tight.
     """
     return (job.cluster.device.memory - OVERHEAD) / job.framework.holds.reserves + OVERHEAD
 
@@ -71,7 +72,7 @@ def stage_params(model: ModelShape, layout: Layout, stage, split_vocabulary: boo
 
 
 def _params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool) -> tuple[float, float, float]:
-    """(in layers, with replicas on dp · cp; of routed experts, with replicas on edp; outside the layers)."""
+    """Parameters on a GPU: (in layers without routed experts, in routed experts, outside the layers)."""
     kinds = kinds_on_rank(model, layout, stage)
     own = sum(many * layer_share(kind, layout.tp) for kind, many in kinds)
     ends = ends_share(model, layout, stage, split_vocabulary)
@@ -79,12 +80,11 @@ def _params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool) ->
 
 
 def kept(ops: list[Op], recompute: str) -> dict[str, float]:
-    """Bytes that one layer, from its list, keeps for the backward of one microbatch; by operation.
+    """Operation -> bytes that a layer with the operations `ops` keeps for the backward of one microbatch.
 
     For a GPT without fused attention the sum is s·b·h·(10 + 24/t + 5·a·s/(h·t)), with sequence
-    parallelism s·b·h·(34/t + 5·a·s/(h·t)): Korthikanti et al. 2022, Table 2. Dropout masks, of one byte
-    each, are counted for models with biases, which use dropout, and not for gated ones, which do not.
-    Selective recompute does not keep attention's scores; of 'modules' see `Layout`.
+    parallelism s·b·h·(34/t + 5·a·s/(h·t)): Korthikanti et al. 2022, Table 2. Dropout masks, of one byte a
+    number, are counted except for gated models, which use no dropout.
     """
     if recompute == "full":
         return {"layer input": ops[0].keeps.nbytes}
@@ -97,9 +97,7 @@ def kept(ops: list[Op], recompute: str) -> dict[str, float]:
 
 
 def saved(made: OperationLists, recompute: str) -> list[tuple[float, float]]:
-    """For each kind of layer, bytes of a microbatch: what it keeps, and what it holds more in its
-    backward.
-    """
+    """For each kind of layer (bytes that it keeps of a microbatch, bytes more while its backward runs)."""
     pairs = []
     for ops in made.layers:
         stays = sum(kept(ops, recompute).values())
@@ -110,12 +108,12 @@ def saved(made: OperationLists, recompute: str) -> list[tuple[float, float]]:
 
 
 def in_flight(layout: Layout, m: float, stage: int) -> float:
-    """Microbatches whose activations a stage holds at its fullest, in units of all its chunks."""
+    """The most microbatches whose activations a stage holds at once; one on all its chunks counts 1."""
     return np.minimum(m, layout.pipeline.in_flight(layout.pp, layout.interleave, m, stage))
 
 
 def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
-    """Bytes of weights, gradients and optimizer state on one GPU of a pipeline rank. Takes arrays."""
+    """Bytes of weights, gradients and optimizer state on a GPU of the pipeline rank `stage`. Takes arrays."""
     model, holds = job.model, job.framework.holds
     buckets = holds.gradient_bytes * holds.buckets * (np.asarray(layout.replicas) > 1)
     own, routed, ends = _params(model, layout, stage, holds.split_vocabulary)
@@ -136,10 +134,8 @@ def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
 def stage_memory(
     job: Job, layout: Layout, stage, overhead: float = OVERHEAD, of_kinds: list | None = None
 ) -> dict[str, float]:
-    """Bytes on one GPU of a pipeline rank, by part.
-
-    Takes arrays. `overhead`: context, communicators and the like. of_kinds: what each kind of layer keeps
-    (`saved`), if known.
+    """Bytes on one GPU of the pipeline rank `stage`, by part. Takes arrays. overhead: bytes of context and
+    communicators. of_kinds: the result of `saved`, if it is computed already.
     """
     of_kinds = of_kinds or saved(lists(job, layout), layout.recompute)
     model, t, holds, runs = job.model, layout.tp, job.framework.holds, job.framework.runs
@@ -149,16 +145,16 @@ def stage_memory(
     kinds = kinds_on_rank(model, layout, stage)
     again = layout.share_recomputed(sum(many for _, many in kinds)) if layout.recompute == "full" else 1.0
     held = sum(n * (again * stays + (1 - again) * whole) for (_, n), (stays, whole) in zip(kinds, of_kinds))
-    if not model.bare:  # a byte a number for the dropout mask behind the embedding
+    if not model.bare:  # the mask of the dropout after the embedding, a byte a number
         held = held + first * sb * model.hidden / np.where(layout.sequence_parallel, t, 1)
     parts["activations"] = held * in_flight(layout, job.microbatches(layout), stage)
-    # One microbatch at a time: the norm's and the head's input, and float32 scores.
+    # The last stage holds these for one microbatch at a time: the inputs of norm and head, and the logits.
     eager = EAGER_SCORE_BYTES + SCORE_BYTES * holds.split_vocabulary * (np.asarray(t) > 1)
     scores: Any = SCORE_BYTES + eager * (not runs.fused_loss)
     scores = scores * model.vocab * (1 + model.mtp) / runs.loss_chunks
     inputs = (2.0 + (holds.norm_bytes if model.bare else 2)) * model.hidden
     logits = parts["logits"] = last * sb * (inputs + scores) / t
-    # In a layer's backward all of its activations exist again; the scores are freed by then.
+    # In a layer's backward all of its activations exist again; the logits are freed by then.
     whole = of_kinds[-1][1] if layout.recompute in AGAIN else 0.0
     parts["activations"] = parts["activations"] + np.maximum(0, whole - logits)
     in_loss, in_layer = _gathered(job, layout, stage)
@@ -177,9 +173,9 @@ def stage_memory(
 
 
 def _flat(job: Job, layout: Layout, stage, passing, gathered) -> dict[str, Any]:
-    """What DeepSpeed's ZeRO holds besides: see `Holds.flat_bucket`. passing: bytes that are freed before
-    the optimizer steps; the copies of the gradients take their place, in float32, and in ZeRO-1 and 2 also a
-    flat one in half precision. gathered: bytes of weights that are counted already.
+    """Bytes that DeepSpeed's ZeRO holds besides: see `Holds.flat_bucket`. Its step copies gradients to
+    float32, with ZeRO-1 and 2 also to a flat half-precision buffer, where `passing` bytes were freed before.
+    gathered: bytes of gathered weights that are counted already.
     """
     holds, zero = job.framework.holds, np.asarray(layout.zero)
     params = stage_params(job.model, layout, stage, holds.split_vocabulary)
@@ -196,11 +192,11 @@ def _flat(job: Job, layout: Layout, stage, passing, gathered) -> dict[str, Any]:
 
 
 def _gathered(job: Job, layout: Layout, stage):
-    """(bytes in the loss, bytes in a layer's backward) that ZeRO-3 holds whole.
+    """Bytes of gathered weights and whole gradients with ZeRO-3: (during the loss, in a layer's backward).
 
     PyTorch's FSDP keeps embedding and head gathered from the loss on, and the head's gradient until the end.
-    In a layer's backward its weights are there and those on their way, in half precision, its gradients, and
-    their copy that is reduced. In a pipeline all weights and gradients are whole all the time.
+    A layer's backward holds its weights and those being gathered for the next layer, its gradients, and the
+    copy of these that is reduced. In a pipeline all weights and gradients are whole all the time.
     """
     if not np.any(np.asarray(layout.zero) == 3):
         return 0.0, 0.0
@@ -219,29 +215,29 @@ def _gathered(job: Job, layout: Layout, stage):
 
 
 def stages_memory(job: Job, layout: Layout, overhead: float = OVERHEAD) -> list[dict[str, float]]:
-    """What `stage_memory` finds for one layout, on each pipeline rank."""
+    """The result of `stage_memory` on each pipeline rank, for one layout."""
     of_kinds = saved(lists(job, layout), layout.recompute)
     stages = (stage_memory(job, layout, k, overhead, of_kinds) for k in range(layout.pp))
     return [{name: float(size) for name, size in stage.items()} for stage in stages]
 
 
 def fullest(stages: list[dict[str, float]]) -> int:
-    """The number of the pipeline rank that holds most: the one that must fit."""
+    """The number of the pipeline rank that holds most."""
     return max(range(len(stages)), key=lambda k: sum(stages[k].values()))
 
 
 def largest_stage(job: Job, layout: Layout, overhead: float = OVERHEAD) -> tuple[int, dict[str, float]]:
-    """(stage, its bytes by what for) of the pipeline rank that holds most."""
+    """(number, bytes by part) of the pipeline rank that holds most."""
     stages = stages_memory(job, layout, overhead)
     stage = fullest(stages)
     return stage, {name: size for name, size in stages[stage].items() if size}
 
 
 def peak_memory(job: Job, layout: Layout, of_kinds: list | None = None):
-    """Bytes on the fullest GPU, as `largest_stage` has it, for arrays: of the first ranks or the last."""
+    """Bytes on the fullest GPU, for arrays: of the first two or three pipeline ranks, and the last."""
     of_kinds = of_kinds or saved(lists(job, layout), layout.recompute)
     candidates = [0, np.minimum(1, layout.pp - 1), layout.pp - 1]
-    if len(of_kinds) > 1:  # where the first ranks hold layers of another kind, one of the next
+    if len(of_kinds) > 1:  # the first ranks may hold layers of another kind, and the third the usual kind
         candidates.append(np.minimum(2, layout.pp - 1))
     held = [sum(stage_memory(job, layout, k, of_kinds=of_kinds).values()) for k in candidates]
     return np.max(held, axis=0)

@@ -1,4 +1,4 @@
-"""Models by name, and from files."""
+"""Lists the models that the planner knows by name; any other is read from its config.json (`find_model`)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .shape import Experts, Latent, ModelShape
 def gpt(
     name: str, layers: int, hidden: int, heads: int, vocab: int = 51200, positions: int = 2048
 ) -> ModelShape:
-    """With biases, learned positions and one matrix for embedding and head."""
+    """A GPT: it has biases, learned positions and one matrix for embedding and head."""
     return ModelShape(name, layers, hidden, heads, vocab, biases=True, tied=True, positions=positions)
 
 
 def llama(
     name: str, layers: int, hidden: int, heads: int, ffn: int, vocab: int, kv_heads: int = 0, **more
 ) -> ModelShape:
-    """With a gated feed-forward part and no biases; more: other fields of a `ModelShape`."""
+    """A Llama: it has a gated feed-forward part and no biases. more: other fields of a `ModelShape`."""
     return ModelShape(name, layers, hidden, heads, vocab, kv_heads, ffn, gated=True, **more)
 
 
@@ -29,20 +29,21 @@ def _gpt_oss(name: str, layers: int, experts: int) -> ModelShape:
 
 
 def _llama_4(name: str, experts: int, every: int) -> ModelShape:
-    """A Llama 4: of each `every` layers the last has experts."""
+    """A Llama 4. experts: their number in a layer. Of each `every` layers the last one has experts."""
     routed = Experts(experts, 1, 8192, shared=8192, every=every)
     more = dict(head_dim=128, window=8192, windowed=36, chunked=True, experts=routed)
     return llama(name, 48, 5120, 40, 16384, 202048, 8, **more)
 
 
 _QWEN3 = dict(head_dim=128, qk_norm=True)
+# Experts: number of routed ones, number that a token goes through, width of each.
 _V2_EXPERTS = Experts(64, 6, 1408, shared=2 * 1408, dense_layers=1)
 _V3_EXPERTS = Experts(256, 8, 2048, shared=2048, dense_layers=3, router_bias=True)
 
 MODELS: dict[str, ModelShape] = {
     m.name: m
     for m in (
-        # The course's own: helpers/toy.py at hidden 256, whose matrices have no biases.
+        # The course's own, helpers/toy/model.py, with hidden 256. Its matrices have no biases.
         ModelShape("toy", 4, 256, 4, 256, positions=64),
         gpt("gpt2-xl", 48, 1600, 25, 50257, 1024),
         gpt("gpt3-175b", 96, 12288, 96, 50257),
@@ -60,7 +61,7 @@ MODELS: dict[str, ModelShape] = {
         llama("llama-3-8b", 32, 4096, 32, 14336, 128256, 8),
         llama("llama-3-70b", 80, 8192, 64, 28672, 128256, 8),
         llama("llama-3-405b", 126, 16384, 128, 53248, 128256, 8),
-        # Their config.json on Hugging Face; 8x22b is version 0.1, whose vocabulary is 32,000.
+        # From their config.json on Hugging Face; 8x22b is version 0.1, whose vocabulary is 32,000.
         llama("mixtral-8x7b", 32, 4096, 32, 14336, 32000, 8, experts=Experts(8, 2, 14336)),
         llama("mixtral-8x22b", 56, 6144, 48, 16384, 32000, 8, experts=Experts(8, 2, 16384)),
         llama("qwen3-30b-a3b", 48, 2048, 32, 6144, 151936, 4, experts=Experts(128, 8, 768), **_QWEN3),
@@ -76,10 +77,11 @@ MODELS: dict[str, ModelShape] = {
 
 
 def find_model(name: str) -> ModelShape:
-    """A shape by name, or from a JSON file: ours, or a Hugging Face config.json of a decoder (see `configs`).
+    """A shape by name, or from a JSON file: Hugging Face's config.json of a decoder (see `configs`), or a
+    file with the fields of `ModelShape`.
 
-    Raises ValueError with one sentence for an unknown name (with the nearest), an unreadable file, a file
-    without the needed numbers, and a model with layers that are not priced here.
+    Raises ValueError with one sentence for an unknown name, an unreadable file, a file without the needed
+    numbers, and a model with layers that the planner has no formulas for.
     """
     model = MODELS.get(name.lower())
     if not model and is_file(name):

@@ -1,7 +1,7 @@
-"""One operation of a rank, and functions that make such operations.
+"""Defines `Op`, one operation of a rank in a training step, and functions that make such operations.
 
-Phases: F forward, I the gradient of an operation's input, W the gradient of its weights, S once a step. What
-backward computes again is read from F. Letters as in `memory`.
+Phases: F forward, I backward for the gradient of an operation's input, W backward for the gradient of its
+weights, S once a step. A forward operation that backward runs again is listed once.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Kept(NamedTuple):
     """Bytes that an operation keeps for its backward, by policy of recompute."""
 
     nbytes: float = 0.0  # without recompute
-    per_op: float = 0.0
-    modules: float | None = None  # None: as without
+    per_op: float = 0.0  # with the policy per-op
+    modules: float | None = None  # with the policy modules; None: as without recompute
 
     def under(self, recompute: str):
-        """Bytes kept under a policy. 'selective' and 'full' also drop whole operations: see `memory.kept`."""
+        """Bytes kept under any policy. For 'selective' and 'full', `memory.kept` leaves out operations."""
         modules = self.nbytes if self.modules is None else self.modules
         return {"per-op": self.per_op, "modules": modules}.get(recompute, self.nbytes)
 
 
 class Sent(NamedTuple):
-    """So many calls of a collective along an axis. payload: bytes of the whole tensor of one call."""
+    """Calls of a collective along an axis, such as tp. payload: bytes of the whole tensor of one call."""
 
     collective: str
     axis: str
@@ -44,14 +44,15 @@ class Sent(NamedTuple):
 
 
 class Op(NamedTuple):
-    """One operation. Numbers are for one microbatch on one rank, in phase S for a whole step; may be arrays.
+    """One operation. Numbers are for one microbatch on one rank, in phase S for a whole step. They may be
+    arrays.
 
     part: the term of a step's seconds to which it belongs. flops: computed at the device's speed `rate`, of
     which it reaches `share`. streamed: bytes through `memory`, which is the GPU's, the host's, or the link
-    between them. kernels: how many the host launches. recomputed: the recompute policies under which it runs
-    again. block: the part of a layer to which a product belongs. A collective may run beside the products of
-    its block in phase `under`, if the framework hides `hides`. adapters: parameters for which it has
-    gradients, if the rest is frozen.
+    between them. kernels: the number that the host launches. recomputed: the recompute policies under which
+    backward runs it again. block: the part of a layer to which a product belongs. under: the phase in which a
+    collective may run at the same time as its block's products, if `hides` is in `Framework.hides`.
+    adapters: trained parameters whose gradients it computes, with LoRA.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Op(NamedTuple):
 
 
 class LayerOnRank(NamedTuple):
-    """A layer of one kind on one rank of a layout: the inputs of its operations."""
+    """A layer on one rank of a layout. model: the shape of the layer's kind."""
 
     job: Job
     layout: Layout
@@ -86,44 +87,44 @@ class LayerOnRank(NamedTuple):
 
     @property
     def x(self):
-        """Bytes of an activation between the matrices, whole."""
+        """Bytes of a microbatch's activation between two blocks, before sequence parallelism splits it."""
         return self.job.framework.holds.number_bytes * self.tokens * self.model.hidden
 
     @property
     def parts(self):
-        """The number of ranks that share the activation between the matrices: t with sequence
-        parallelism, else 1.
-        """
+        """The number of ranks that share that activation: tp with sequence parallelism, else 1."""
         return np.where(self.layout.sequence_parallel, self.layout.tp, 1)
 
     @property
     def precision(self) -> Precision:
-        """The record of the job's precision: see `Precision`."""
+        """The `Precision` that the job names."""
         return PRECISIONS[self.job.precision]
 
     def narrow(self, x):
-        """Bytes of a matrix's input as it is kept and gathered; in half precision it has x bytes."""
+        """Bytes of a product's input, x in half precision, in the job's precision."""
         return x if self.job.precision == "bf16" else x * self.precision.bytes / 2
 
     def gathered(self, x):
-        """Bytes that are kept of an input x: of all of it, or of a rank's part that is gathered again."""
+        """Bytes that are kept of a gathered input, x in half precision: all, or a rank's part if backward
+        gathers it again.
+        """
         return self.narrow(x) / (self.parts if self.job.framework.sends.regathers else 1)
 
     def product(self, name: str, rows, k, n, block: str = "", first=True, stays=0.0, **forward) -> list[Op]:
-        """A product that may be narrow, and whose matrix may be frozen. first: whether it is the first one
-        with this input, which is narrowed once for all. stays: of the bytes that it keeps, those that the
-        gradient of the matrix does not need. forward: see `product`.
+        """A product (rows × k) · (k × n) in the job's precision; LoRA may freeze its matrix. first: whether
+        it is the first product with this input, which is converted once for all. stays: bytes that it keeps
+        for something else than the gradient of the matrix. forward: see the function `product`.
         """
-        of = self.precision
-        lines = product(name, rows, k, n, block, bytes_=of.bytes, rate=of.rate, **forward)
-        if of.name != "bf16":
+        its = self.precision
+        lines = product(name, rows, k, n, block, bytes_=its.bytes, rate=its.rate, **forward)
+        if its.name != "bf16":
             lines += self.casts(name, rows * k * first, rows * n)
         return self.trained(name, lines, k * n, stays) + self.adapters(name, rows, k, n, block)
 
     def trained(self, name: str, lines: list[Op], numbers, stays=0.0) -> list[Op]:
-        """The operations of a product whose matrix has so many numbers. A frozen matrix has no gradient, and
-        its input is kept only for an adapter. A matrix in four bits is expanded to two bytes a number before
-        each product.
+        """`lines`, the operations of a product, changed if LoRA freezes its matrix of so many numbers: it has
+        no gradient, and its input is kept only for an adapter. A matrix in four bits is expanded to two bytes
+        a number before each product.
         """
         if not (lora := self.job.lora):
             return lines
@@ -145,7 +146,7 @@ class LayerOnRank(NamedTuple):
             return []
         r, number = lora.rank, self.job.framework.holds.number_bytes
         passes, kernels = (1.0, 0) if self.job.framework.runs.fused else (5.0, 2)
-        # They do little more than read and write, tile by tile.
+        # Such thin products do little more than read and write, so no time is added for tiles.
         down = product(f"adapter of {name}, down", rows, k, r, block, result=2.0)
         up = product(f"adapter of {name}, up", rows, r, n, block, result=2.0, keeps=Kept(number * rows * r))
         mark = lambda ops, size: [op._replace(adapters=size * (op.phase == "W")) for op in ops]
@@ -157,7 +158,9 @@ class LayerOnRank(NamedTuple):
         return [*mark(down, k * r), *mark(up, r * n), *sums]
 
     def casts(self, name: str, inputs, outputs, kernels=1) -> list[Op]:
-        """The narrowing of so many numbers of an input forward, and of the output's gradient backward."""
+        """The conversion of so many numbers of an input forward, and of an output's gradient backward, to the
+        job's precision.
+        """
         moved, called = self.precision.cast, f"cast for {name}"
         cast = lambda phase, n: Op(called, "casts", phase, streamed=moved * n, kernels=kernels)
         return [cast("F", inputs), cast("I", outputs)]
@@ -168,15 +171,15 @@ def product(
 ) -> list[Op]:
     """(rows × k) · (k × n), forward and its two gradients, which are products of the same size. bytes_: of a
     number of the two factors, which are multiplied at the speed `rate`; the result has half precision.
-    result: see `RESULT`. forward: what the forward product keeps, and when it is recomputed.
+    result: bytes for a number of the result. forward: fields of `Op` for the forward product alone.
     """
     moved = _moved(rows * k, k * n, rows * n, bytes_, result)
     return _three(name, part, 2.0 * rows * k * n, moved, forward, block=block, rate=rate)
 
 
 def grouped(name: str, rows, k, n, groups, kernels, bytes_=2.0, rate="bf16", **forward) -> list[Op]:
-    """One product whose rows are distributed over so many matrices, one for each expert. It is computed in
-    tiles of 128 rows, and the last tile of each group is half empty in the mean.
+    """One product, in which each of `groups` experts multiplies its share of the rows by its own matrix. It
+    is computed in tiles of 128 rows, and the last tile of each expert is half empty in the mean.
     """
     flops = 2.0 * (rows + 64 * groups) * k * n
     moved = _moved(rows * k, groups * k * n, rows * n, bytes_, RESULT)
@@ -184,15 +187,15 @@ def grouped(name: str, rows, k, n, groups, kernels, bytes_=2.0, rate="bf16", **f
 
 
 def _moved(inputs, weights, outputs, bytes_, result) -> list:
-    """Bytes through memory of a product and of its two gradients. The three matrices have so many numbers. In
-    each product two of them are read, `bytes_` for each number, and the third is the result.
+    """Bytes through memory of a product and of its two gradients, from the numbers in inputs, weights and
+    outputs. Each of the three products reads two of these, `bytes_` a number, and writes the third.
     """
     whole = bytes_ * (inputs + weights + outputs)
     return [whole + (result - bytes_) * numbers for numbers in (outputs, inputs, weights)]
 
 
 def _three(name: str, part: str, flops, moved: list, forward: dict, **alike) -> list[Op]:
-    """A product and its two gradients. forward: fields of the forward product alone."""
+    """A product and its two gradients. moved: bytes of each. forward: fields of the forward product alone."""
     return [
         Op(name, part, phase, flops, streamed, **alike, **(forward if phase == "F" else {}))
         for phase, streamed in zip("FIW", moved)
@@ -209,9 +212,9 @@ def stream(name: str, nbytes, kernels, back=2.0, **forward) -> list[Op]:
 
 
 def norm(name: str, nbytes, eager: bool, norm_bytes: int, keeps: Kept) -> list[Op]:
-    """A norm of so many bytes of half-precision numbers. Fused it moves 4 bytes a number forward. Eager, its
-    operations run one by one in float32: to float32 6 bytes, square 8, mean 4, product 8, back 6, weight 4;
-    and for each number it keeps `norm_bytes`, not 2.
+    """A norm of `nbytes` of half-precision numbers. Fused it moves 4 bytes a number forward. Eager it is six
+    operations in float32: to float32 6 bytes, square 8, mean 4, product 8, to half precision 6, weight 4; and
+    for each number it keeps `norm_bytes`, not 2.
     """
     moved, kernels = (18.0, 6) if eager else (2.0, 1)
     lines = stream(name, moved * nbytes, kernels, keeps=keeps)
@@ -222,8 +225,8 @@ def norm(name: str, nbytes, eager: bool, norm_bytes: int, keeps: Kept) -> list[O
 
 
 def partial_sums(name: str, phase: str, layout: Layout, payload, times: tuple = (1, 1), **where) -> list[Op]:
-    """The sum over the partial results of the tensor-parallel ranks. With sequence parallelism each rank
-    gets a part of it, without it the whole. times: the number of calls with, and without.
+    """The sum over the partial results of the tensor-parallel ranks: with sequence parallelism a
+    reduce-scatter, without it an all-reduce. times: the number of calls of each.
     """
     split, (scattered, whole) = layout.sequence_parallel * 1, times
     return [
@@ -239,8 +242,8 @@ def sending(name: str, axis: str, phase: str, collective: str, calls, payload, *
 
 
 def summed(job: Job, layout: Layout, params, part: str = "elementwise") -> Op:
-    """Gradients are added to the sum over earlier microbatches, unless each microbatch's are reduced at once:
-    a gradient is read, and the sum is read and written. A fused product adds its result to the sum itself.
+    """Adds gradients to their sum over earlier microbatches, unless each microbatch's are reduced at once: a
+    gradient is read, and the sum is read and written. A fused product adds its result to the sum itself.
     """
     adds = (np.asarray(layout.zero) < 2) | (not job.framework.sends.reduces_each)
     moved = (2 + 2 * job.framework.holds.gradient_bytes) * (not job.framework.runs.fused_sums)
@@ -248,9 +251,9 @@ def summed(job: Job, layout: Layout, params, part: str = "elementwise") -> Op:
 
 
 def enter(at: LayerOnRank, x, block: str, products: int) -> list[Op]:
-    """What is sent before a pair of split matrices. Forward it is a gather of the input (x bytes in half
-    precision) with sequence parallelism, else nothing; backward, the sum of the input's gradient. products:
-    how many matrices have this input.
+    """The collectives before a pair of split matrices: forward a gather of the input (x bytes in half
+    precision) with sequence parallelism, else nothing; backward the sum of the input's gradient. products:
+    the number of matrices that have this input.
 
     The gather may be cut in pieces: one is multiplied while the next is sent (Transformer Engine's
     userbuffers, PyTorch's async TP).
@@ -259,7 +262,7 @@ def enter(at: LayerOnRank, x, block: str, products: int) -> list[Op]:
     split = layout.sequence_parallel * 1
     sums = 1 if job.framework.sends.merged else products
     wanted = not job.lora or job.lora.adapts(block)  # the gradient of its weights, or of adapters
-    # An input that is kept in parts is gathered once more for the gradient of the weights.
+    # If each rank keeps only its part of the input, the gradient of the weights needs another gather.
     again, name = split * job.framework.sends.regathers * wanted, f"gather for {block}"
     beside = dict(block=block, hides="input gradients")
     pieces = dict(block=block, under="F", hides="tensor parallel")
@@ -271,8 +274,8 @@ def enter(at: LayerOnRank, x, block: str, products: int) -> list[Op]:
 
 
 def leave(layout: Layout, x, block: str, recomputed: tuple[str, ...]) -> list[Op]:
-    """What is sent after a pair of split matrices. Forward the ranks' partial results are summed, whole or in
-    parts; backward a gather or nothing. With sequence parallelism both may be cut in pieces.
+    """The collectives after a pair of split matrices: forward the sum of the ranks' partial results, x bytes;
+    backward, with sequence parallelism, a gather. There both may be cut in pieces.
     """
     pieces: dict[str, Any] = dict(block=f"{block}'s output", hides="tensor parallel")
     scattered, whole = partial_sums(f"sum of {block}", "F", layout, x, recomputed=recomputed)

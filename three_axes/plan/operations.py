@@ -1,7 +1,7 @@
-"""What a rank does in a step, as one list: each operation with what it computes, keeps and sends.
+"""Lists what a rank does in a training step: each operation with what it computes, keeps and sends.
 
-Seconds (`cost`), bytes held (`memory`) and bytes sent (`traffic`) are three readings of this list, and what
-is counted on real or fake ranks is compared with it.
+From this list `cost` computes seconds, `memory` bytes held and `traffic` bytes sent. Counts on real or fake
+ranks are compared with it.
 
 `op` has the fields of an operation. `attention` and `feed_forward` make a layer's operations, `data_parallel`
 those of a whole step. Half-precision numbers take 2 bytes.
@@ -24,9 +24,8 @@ from .stages import layer_matrices
 
 
 class OperationLists(NamedTuple):
-    """The operations of many layouts. `alike` are the layouts that differ for a layer, and `which` has for
-    each layout the index of its equal (see `Layout.alike`). layers: a list of operations for each kind of
-    layer.
+    """The operations of one or many layouts. alike, which: the two results of `Layout.alike`; the numbers of
+    the operations belong to `alike`. layers: a list of operations for each kind of layer.
     """
 
     alike: Layout
@@ -37,21 +36,21 @@ class OperationLists(NamedTuple):
 
 
 def lists(job: Job, layout: Layout) -> OperationLists:
-    """What layers do, and what is done outside them, for any schedule, recompute policy and cluster speed."""
+    """The operations of a microbatch; they are the same for any schedule, recompute policy, cluster speed."""
     one, which = layout.alike()
     kinds = [layer(job, one, kind) for kind, _ in job.model.kinds]
     return OperationLists(one, which, embedding(job, one), head(job, one), kinds)
 
 
 def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
-    """One layer, one microbatch, on one GPU. kind: the kind of layer; by default the usual one."""
+    """The operations of one layer for a microbatch. kind: the layer's shape; by default the job's model."""
     at = LayerOnRank(job, layout, kind or job.model)
     model, holds, x, parts = at.model, job.framework.holds, at.x, at.parts
-    # A byte a number: models with biases use dropout.
+    # Dropout's masks, a byte a number; gated models use no dropout.
     masks = Kept(0 if model.bare else at.tokens * model.hidden / parts)
     eager = model.bare and not job.framework.runs.fused  # PyTorch's own LayerNorm, GELU and dropout are fused
 
-    # Fused: a residual sum moves 4 bytes a number, dropout 3. One by one a sum 6.
+    # Bytes moved for a byte of x. Fused, a residual sum moves 4 bytes a number, dropout 3; eager, a sum 6.
     add, add_kernels = (3.0, 1) if eager else (2.0 if model.bare else 3.5, 1)
     normed, add = x / parts * (model.norms / 2), add * x / parts
     last = ("full",) if job.framework.sends.whole_recompute else ()
@@ -68,7 +67,7 @@ def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
 
 
 def embedding(job: Job, layout: Layout) -> list[Op]:
-    """What the first stage does besides its layers. Looking up tokens takes almost no time."""
+    """The first stage's operations besides its layers. Looking up tokens takes no time that is counted."""
     x = LayerOnRank(job, layout, job.model).x
     split, whole = layout.sequence_parallel * 1, job.framework.holds.split_vocabulary * 1
     trained = job.lora is None
@@ -82,11 +81,12 @@ def embedding(job: Job, layout: Layout) -> list[Op]:
 
 
 def head(job: Job, layout: Layout) -> list[Op]:
-    """What the last stage does besides its layers: the vocabulary's product, and the loss of its scores."""
+    """The last stage's operations besides its layers: the product that makes the logits, and the loss."""
     model, t, at = job.model, layout.tp, LayerOnRank(job, layout, job.model)
     x, sb, vocabulary = at.x, at.tokens, model.vocab / t
     split, whole = layout.sequence_parallel * 1, job.framework.holds.split_vocabulary * 1
-    # Bytes moved for each score. One by one: to float32 6, softmax 8, and backward 4, 12 and 6.
+    # 16 bytes moved for each logit, or, with one operation at a time, 6 to make it float32 and 8 for softmax,
+    # and backward 4, 12 and 6.
     scores = (16.0 if job.framework.runs.fused_loss else 36.0) * sb * vocabulary
     weights, scored = model.hidden * vocabulary, product("head", sb, model.hidden, vocabulary, "head", "head")
     beside = dict(block="head", hides="input gradients")
@@ -100,22 +100,20 @@ def head(job: Job, layout: Layout) -> list[Op]:
         sending("three numbers a token", "tp", "F", "all_reduce", 3 * whole, 4.0 * sb),
         *partial_sums("gradient of the head", "I", layout, x, (whole, whole), under="W", **beside),
     ]
-    # A module that predicts a further token: its layer is one of the stage's.
+    # Each module that predicts a further token. Its layer is counted with the stage's layers.
     joined = product("joined with the next token", sb, 2 * model.hidden, model.hidden / t, part="head")
     return once + model.mtp * [*joined, *once]
 
 
 def _chunks(job: Job, numbers) -> list[Op]:
-    """The additional bytes of a head in chunks: each reads the weights, and reads and writes their
-    gradient.
-    """
+    """The additional bytes if the head runs in chunks: each reads the weights and updates their gradient."""
     more = job.framework.runs.loss_chunks - 1.0
     phases = {"F": 2, "I": 2, "W": 2 * 4 * (job.lora is None)} if more else {}
     return [Op("head in chunks", "head", k, streamed=moved * more * numbers) for k, moved in phases.items()]
 
 
 def between_stages(job: Job, layout: Layout) -> Op:
-    """One message of a pipeline, an activation or a gradient: each tp rank sends all of it, or a part."""
+    """One message of a pipeline: an activation or a gradient, of which each tp rank sends all or its part."""
     split = np.asarray(layout.sequence_parallel) | job.framework.sends.splits_sends
     x = LayerOnRank(job, layout, job.model).x / np.where(split, layout.tp, 1)
     return sending("send", "pp", "F", "send", 1, x)

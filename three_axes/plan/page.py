@@ -1,4 +1,4 @@
-"""A plan as one page for a meeting: a single file, light or dark like the reader's browser, on A4."""
+"""Writes a plan as one HTML page for a meeting. It is light or dark as the browser is, and prints on A4."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ height: 2.6mm; background: var(--bar); print-color-adjust: exact; -webkit-print-
 
 
 def document(proposal: Proposal, sections: dict[str, str], tokens: float | None = None) -> str:
-    """The page: the job, the recommendation, GPU-hours, the sections (title -> HTML), and the assumptions.
-    tokens: to train on, as for `Proposal.cost`.
+    """The page: the job, the recommendation, GPU-hours to train on so many tokens, the sections (title ->
+    HTML), and the assumptions.
     """
     mine, job = proposal.mine, proposal.of.job
     switches = "".join(f", {escape(switch)}" for switch in job.switches)
@@ -47,7 +47,7 @@ on {proposal.of.gpus} × {escape(job.cluster.device.name)} ({escape(job.cluster.
 
 
 def waterfall(e: Estimate) -> str:
-    """The seconds of a step: each bar begins where the one above it ends."""
+    """An HTML table of the seconds of a step. Each bar begins where the one above it ends."""
     rows, start, total = [], 0.0, e.step_seconds
     for name, seconds in e.time.items():
         if not seconds:

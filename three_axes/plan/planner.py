@@ -1,8 +1,7 @@
-"""Times the layouts of a job on a number of GPUs, gives a reason for impossible sizes, ranks the layouts that
-fit, and finds changes of the job with which other sizes are the best.
+"""Finds the fastest layout of a job on a number of GPUs: computes time and memory of all layouts, ranks those
+that fit, and says why others are impossible or slower.
 
-It uses the formulas of `cost` and `memory` on arrays: all layouts of one schedule and recompute policy at
-once.
+The formulas of `cost` and `memory` run on arrays: all layouts of one schedule and recompute policy at once.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from .step import Estimate, estimate
 
 @dataclass(eq=False, repr=False)
 class Plan:
-    """All layouts of a job on so many GPUs. `ranked`: those that fit, fastest first. `tight`: those that fit
-    only if the allocator reserves less than usual, fastest first. `too_large`: those that need more
-    than the GPU's memory, least memory first. `space`: the layouts that were tried, without those that
-    recompute only some layers of a stage. `measured`: layout -> measured seconds of a step.
+    """All layouts of a job on a number of GPUs. ranked: those that fit, fastest first. tight: those that fit
+    only if PyTorch's allocator reserves less than usual, fastest first. too_large: those that need more than
+    the GPU's memory, least memory first. space: the layouts that were tried, without those that recompute
+    only some layers of a stage. measured: layout -> measured seconds of a step.
     """
 
     job: Job
@@ -51,7 +50,7 @@ class Plan:
 
     @property
     def looked_at(self) -> int:
-        """The number of layouts in `space`, whether they fit or not."""
+        """The number of layouts in `space`, also of those that do not fit."""
         return len(self.space.numbers)
 
     @property
@@ -61,9 +60,7 @@ class Plan:
 
     @property
     def best(self) -> Candidate:
-        """The fastest layout that fits. Raises ValueError with the reason, and what would help, if
-        none does.
-        """
+        """The fastest layout that fits. Raises ValueError if none does: the reason, and what would help."""
         if self.ranked:
             return self.ranked[0]
         device, model = self.job.cluster.device, self.job.model.name
@@ -76,9 +73,9 @@ class Plan:
         tried = "".join(f"; it fits {remedy}" for remedy in self.remedies)
         if self.tight:
             raise ValueError(
-                f"{model} is tight on {self.gpus} × {device.name}: {self.tight[0].layout}, the fastest, needs"
-                f" {human(self.tight[0].memory)} of {human(device.memory)} without what the allocator"
-                f" reserves besides. Try it{tried}"
+                f"{model} is tight on {self.gpus} × {device.name}: {self.tight[0].layout}, the fastest,"
+                f" allocates {human(self.tight[0].memory)} of {human(device.memory)}, and PyTorch's allocator"
+                f" reserves more than that. Try it{tried}"
             )
         raise ValueError(
             f"{model} does not fit {self.gpus} × {device.name} of {human(device.memory)}; the smallest needs"
@@ -87,8 +84,8 @@ class Plan:
 
     @cached_property
     def remedies(self) -> list[str]:
-        """At most three phrases, each a change with which a layout fits; [] if one fits: see
-        `remedies.remedies`.
+        """At most three phrases, each a change with which a layout fits (`remedies.remedies`). [] if one fits
+        without a change.
         """
         from .remedies import remedies
 
@@ -97,9 +94,7 @@ class Plan:
 
     @cached_property
     def sure(self) -> Sure:
-        """The interval for this kind of run, and the difference below which two layouts tie:
-        `certainty.Sure`.
-        """
+        """The interval for this kind of run, and the difference below which two layouts tie."""
         return sure(self.job)
 
     def ties(self, row: Candidate) -> bool:
@@ -108,18 +103,18 @@ class Plan:
 
     @cached_property
     def by_axes(self) -> list[Candidate]:
-        """Of each combination of axes' sizes the fastest layout that fits; fastest first."""
+        """For each combination of axes' sizes its fastest layout that fits. The fastest of all is first."""
         return self.ranked.first_of_each() if self.ranked else []
 
     def estimate(self, row: Candidate | None = None) -> Estimate:
         """The estimate of the best layout, or of another row. If a layout with the same sizes was measured,
-        the seconds are multiplied by its measured over its predicted ones.
+        the seconds are multiplied by its measured over its predicted seconds.
         """
         made = estimate(self.job, (row or self.best).layout)
-        return replace(made, off=_off(self.job, self.measured).get(made.layout.axes, 1.0))
+        return replace(made, off=_ratios(self.job, self.measured).get(made.layout.axes, 1.0))
 
     def why(self, **sizes: int) -> str:
-        """On these sizes, such as dp=4, tp=8: their place and what they lose to the best, or why they do not
+        """Why these sizes, such as dp=4, tp=8, are not the best: what they lose to it, or that they do not
         fit, are impossible or were not tried.
         """
         axes = Axes(**sizes)
@@ -131,28 +126,27 @@ class Plan:
         device = self.job.cluster.device
         if tight := next((row for row in self.tight if row.axes == axes), None):
             return (
-                f"it would leave too little: {tight.layout} needs {human(tight.memory)} of"
-                f" {human(device.memory)} without what the allocator reserves besides; it would take"
-                f" {tight.seconds:.2f} s"
+                f"it is tight: {tight.layout} allocates {human(tight.memory)} of {human(device.memory)}, and"
+                f" PyTorch's allocator reserves more than that; a step would take {tight.seconds:.2f} s"
             )
         if large := next((row for row in self.too_large if row.axes == axes), None):
             over = large.memory - device.memory
             return (
-                f"it does not fit: at its smallest ({large.layout}) {human(large.memory)} a GPU,"
-                f" {human(over)} too much"
+                f"it does not fit: the layout with the least memory ({large.layout}) needs"
+                f" {human(large.memory)} a GPU, {human(over)} too much"
             )
         if axes.ranks != self.gpus:
             return f"{axes} takes {axes.ranks} GPUs, but there are {self.gpus}"
         only = ", ".join(f"{axis} {size}" for axis, size in self.space.only.items() if axis in Axes._fields)
-        return f"{axes} was not looked at, {f'only {only}' if only else 'since nobody asked for it'}"
+        return f"{axes} was not tried: {f'only {only} was' if only else 'it was not asked for'}"
 
     def _why_there(self, place: int) -> str:
         mine, best = self.estimate(self.by_axes[place]), self.estimate()
         if place == 0:
             rivals = ""
             if len(self.by_axes) > 1:
-                lead = self.by_axes[1].seconds / best.step_seconds - 1
-                ahead = f"{lead:.1%}" if lead >= 0.0005 else "less than 0.1%"
+                slower = self.by_axes[1].seconds / best.step_seconds - 1
+                ahead = f"{slower:.1%}" if slower >= 0.0005 else "less than 0.1%"
                 rivals = f", {ahead} ahead of {self.by_axes[1].layout}"
                 rivals += ", a tie" * self.ties(self.by_axes[1])
             return f"the fastest: {best.step_seconds:.2f} s a step{rivals}"
@@ -167,8 +161,8 @@ class Plan:
         )
 
     def alone(self) -> str:
-        """A sentence that one GPU would be as fast; "" if it would not, or if it cannot hold the model; also
-        for one GPU, and for fixed sizes.
+        """A sentence if one GPU alone would be as fast, else "". It is also "" if one GPU cannot hold the
+        weights, and for a plan of one GPU or with fixed sizes.
         """
         weights = self.job.model.params * self.job.framework.holds.weight_bytes
         if self.gpus == 1 or weights > self.job.cluster.device.memory or self.space.only:
@@ -179,8 +173,8 @@ class Plan:
         return f"one GPU would be as fast: {one.best.seconds:.3f} s with {one.best.layout}"
 
     def flips(self) -> list[tuple[str, float, Candidate]]:
-        """(quantity, factor, the best layout then), for each quantity the first of × 0.75, 1.5, 0.5 and 2
-        with which other sizes of axes are the best. A quantity with which none are is left out.
+        """(quantity, factor, the best layout then), for each quantity of CHANGES with the first factor of
+        0.75, 1.5, 0.5 and 2 that makes other sizes the best. Quantities without such a factor are left out.
         """
         flipped = []
         for what in CHANGES:
@@ -192,8 +186,8 @@ class Plan:
         return flipped
 
     def changed(self, what: str, factor: float) -> Plan | None:
-        """The plan with one quantity (of CHANGES) times `factor`, without corrections by measured layouts;
-        None if no job can have that value.
+        """The plan with the quantity `what` (of CHANGES) times `factor`, without corrections by measured
+        layouts; None if no job can have that value.
         """
         try:
             job = self.job.changed(what, factor)
@@ -211,9 +205,9 @@ class Plan:
         made = []
         for row in self.by_axes[:rows]:
             behind, speed = row.seconds / best - 1, tokens / row.seconds
-            lead = f"{'tie, ' * (behind > 0 and self.ties(row))}{behind:.1%}"
+            slower = f"{'tie, ' * (behind > 0 and self.ties(row))}{behind:.1%}"
             step = f"{row.seconds:.2f} s" + ", measured" * (row.layout in self.measured)
-            made.append([str(row.layout), step, lead, f"{speed:,.0f}", human(row.memory)])
+            made.append([str(row.layout), step, slower, f"{speed:,.0f}", human(row.memory)])
         title = (
             f"{job.model.name} on {self.gpus} × {job.cluster.device.name} ({job.cluster.name}), batch"
             f" {job.global_batch} × {job.seq_len}, {', '.join([job.framework.name, *job.switches])}:"
@@ -226,14 +220,14 @@ class Plan:
 
 
 def plan(job: Job, *, gpus: int, measured: Mapping[Layout, float] | None = None, **only) -> Plan:
-    """The layouts of a job on `gpus` GPUs that its framework offers: sizes of dp, tp, pp, cp and ep,
-    microbatches, schedules, interleavings, ZeRO stages, recompute, SP. `candidates` and `space` have their
-    limits.
+    """The plan of a job on `gpus` GPUs. It tries what the job's framework offers: sizes of dp, tp, pp, cp and
+    ep, microbatches, schedules, interleavings, ZeRO stages, recompute, sequence parallelism. `candidates` and
+    `space` leave some out.
 
-    measured: layout -> seconds, the second result of `measured.of_your_source`, whose first is the job. only:
-    fixed sizes of axes, such as tp=8, and `shard`. With fused attention, 'selective' recompute equals 'none',
-    and is tried only if the framework offers nothing else. Raises ValueError for numbers that make no sense.
-    If no layout fits, the plan's `ranked` is empty.
+    measured: layout -> measured seconds of a step; `measured.of_your_source` returns it together with the
+    job. only: fixed sizes of axes, such as tp=8, and `shard`. With fused attention 'selective' recompute
+    equals 'none', and is tried only if the framework offers nothing else. Raises ValueError for numbers that
+    make no sense. If no layout fits, the plan's `ranked` is empty.
     """
     whole("gpus", gpus, 1, 10**7)
     only = {axis: size for axis, size in only.items() if size is not None}
@@ -242,7 +236,7 @@ def plan(job: Job, *, gpus: int, measured: Mapping[Layout, float] | None = None,
     return _ranked(job, Space(job, gpus, only), dict(measured or {}))
 
 
-def _off(job: Job, measured: Mapping[Layout, float]) -> dict[Axes, float]:
+def _ratios(job: Job, measured: Mapping[Layout, float]) -> dict[Axes, float]:
     """Axes of each measured layout -> measured over predicted seconds, which `job.measured` has corrected."""
     return {at.axes: seconds / estimate(job, at).step_seconds for at, seconds in measured.items()}
 
@@ -250,12 +244,11 @@ def _off(job: Job, measured: Mapping[Layout, float]) -> dict[Axes, float]:
 def _ranked(job: Job, space: Space, measured: dict[Layout, float]) -> Plan:
     most = room(job)
     every = space.timed(job)
-    factor = sure(job).factor
     every = np.concatenate([every, space.partly(job, every, most)])
-    every["seconds"] *= factor
-    for axes, times in _off(job, measured).items():
+    every["seconds"] *= sure(job).factor
+    for axes, ratio in _ratios(job, measured).items():
         same = [every[axis] == size for axis, size in axes._asdict().items()]
-        every["seconds"][np.all(same, axis=0)] *= times
+        every["seconds"][np.all(same, axis=0)] *= ratio
     fits, over = every["memory"] <= most, every["memory"] > job.cluster.device.memory
     pick = lambda by, keep: Candidates(every, space.names, job.framework, by, keep)
     return Plan(

@@ -1,4 +1,4 @@
-"""Which layouts are possible: each refusal is one sentence, with the nearest possible choice."""
+"""Checks whether a layout is possible, and refuses it in a sentence with the nearest possible choice."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from .stages import can_be_spread
 
 
 def check(model: ModelShape, layout: Layout, gpus: int | None = None) -> None:
-    """Refuse a layout that is impossible for every batch and every length of a sequence, in one sentence with
-    the nearest valid choice.
-
-    For one layout of plain numbers. Raises ValueError.
+    """Raises ValueError for a layout of this model that is impossible with any batch and any length of a
+    sequence. gpus: the number that it must use, if known. The layout's numbers must not be arrays.
     """
     t, p, v = layout.tp, layout.pp, layout.interleave
     for name in (*Axes._fields, "microbatch", "interleave"):
@@ -40,8 +38,8 @@ def check(model: ModelShape, layout: Layout, gpus: int | None = None) -> None:
     _check_experts(model, layout)
     whole("shard", layout.shard, 0, 10**7)
     if layout.shard:
-        said = f"shard {layout.shard} does not divide the {layout.replicas} replicas (dp·cp)"
-        _must_divide(layout.shard, layout.replicas, said)
+        problem = f"shard {layout.shard} does not divide the {layout.replicas} replicas (dp·cp)"
+        _must_divide(layout.shard, layout.replicas, problem)
         if not layout.zero:
             raise ValueError(f"shard {layout.shard} shares out nothing without ZeRO; take zero 1, 2 or 3")
         if model.experts and layout.shard * t % (layout.ep * layout.etp):
@@ -64,10 +62,10 @@ def check(model: ModelShape, layout: Layout, gpus: int | None = None) -> None:
             f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do {model.layers}"
             f" + 2 with the embedding and the output layer counted; {_divisors(model.layers, p * v, gpus)}"
         )
-    chosen = layout.pipeline.chunks == 0
-    if chosen and (p == 1 or v == 1):
+    interleaved = layout.pipeline.chunks == 0
+    if interleaved and (p == 1 or v == 1):
         raise ValueError("interleaving needs pp and interleave of at least 2; use 1F1B otherwise")
-    if not chosen and v > 1:
+    if not interleaved and v > 1:
         raise ValueError(f"interleave {v} needs the schedule 'interleaved', not {layout.schedule!r}")
     if layout.pipeline.splits:
         if p == 1:
@@ -85,8 +83,8 @@ def check(model: ModelShape, layout: Layout, gpus: int | None = None) -> None:
 
 
 def check_size(layout: Layout, global_batch: int, seq_len: int) -> None:
-    """Refuse a layout over which the step's batch or its sequences do not divide. global_batch: sequences in
-    one step over all ranks. Raises ValueError.
+    """Raises ValueError for a layout over which the step's batch or its sequences cannot be divided.
+    global_batch: sequences in one step over all ranks.
     """
     d, p, b = layout.dp, layout.pp, layout.microbatch
     if layout.cp > 1 and seq_len % (2 * layout.cp):
@@ -115,23 +113,23 @@ def check_size(layout: Layout, global_batch: int, seq_len: int) -> None:
 
 
 def _check_heads(model: ModelShape, t: int, gpus: int | None) -> None:
-    """Refuse a tp that does not divide the heads, or cannot distribute the key/value heads evenly."""
+    """Raises ValueError if tp (t) does not divide the heads, or cannot share the key/value heads evenly."""
     shares = lambda k: model.kv_heads % k == 0 or k % model.kv_heads == 0
     if model.heads % t == 0 and shares(t):
         return
-    said = f"tp {t} does not divide {model.heads} attention heads"
+    problem = f"tp {t} does not divide {model.heads} attention heads"
     if model.heads % t == 0:
-        said = f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads"
+        problem = f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads"
     can = [k for k in divisors(model.heads) if shares(k) and (gpus is None or gpus % k == 0)]
     nearest = _nearest(can, t)
     wide = [k for k in (max(k for k in can if k <= t), *(k for k in can if k > t)) if model.ffn % k]
     wide = [k for k in wide if str(k) in nearest.split()] if not model.experts else []
     but = f", but {wide[0]} does not divide the feed-forward width {model.ffn}" if wide else ""
-    raise ValueError(f"{said}; {nearest}{but}")
+    raise ValueError(f"{problem}; {nearest}{but}")
 
 
 def _check_experts(model: ModelShape, layout: Layout) -> None:
-    """Refuse impossible sizes of experts' axes."""
+    """Raises ValueError for sizes of ep, etp and tp with which the experts cannot be split."""
     t, ep, etp, e = layout.tp, layout.ep, layout.etp, model.experts
     if e is None:
         if ep * etp > 1:
@@ -157,18 +155,18 @@ def _check_experts(model: ModelShape, layout: Layout) -> None:
         )
 
 
-def _must_divide(k: int, n: int, said: str, gpus: int | None = None) -> None:
-    """Refuse a k that does not divide n, in these words and with the nearest that does."""
+def _must_divide(k: int, n: int, problem: str, gpus: int | None = None) -> None:
+    """Raises ValueError with this problem if k does not divide n, and with the nearest number that does."""
     if n % k:
-        raise ValueError(f"{said}; {_divisors(n, k, gpus)}")
+        raise ValueError(f"{problem}; {_divisors(n, k, gpus)}")
 
 
 def _divisors(n: int, near: int, gpus: int | None = None) -> str:
-    """The nearest divisors of n, among those that the number of GPUs allows."""
+    """Advice with the nearest divisors of n, among those that divide the number of GPUs."""
     return _nearest([k for k in divisors(n) if gpus is None or gpus % k == 0], near)
 
 
 def _nearest(fits: list[int], near: int) -> str:
-    """The nearest of these, below and above."""
+    """Advice, 'take 4 or 8': the nearest of these numbers, below and above `near`."""
     below, above = max(k for k in fits if k <= near), min((k for k in fits if k >= near), default=0)
     return f"take {below}" + (f" or {above}" if above not in (0, below) else "")

@@ -1,4 +1,4 @@
-"""Finds what would make a job fit, by trying changes, the cheapest first."""
+"""Finds changes with which a job fits in the GPUs' memory. It plans the job with each, the cheapest first."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .candidates import passed_over
 from .job import Job, Lora
 from .layout import Axes
 
-MORE_GPUS = (2, 4, 8, 16, 32, 64)  # times as many are tried
+MORE_GPUS = (2, 4, 8, 16, 32, 64)  # factors of the number of GPUs that are tried
 
 
 def remedies(job: Job, gpus: int, fits: Callable[..., bool], **only) -> list[str]:
-    """At most three sentences: the first change that computes the same training, the number of GPUs from
-    which on it fits, and the first change that trains less. fits: whether (job, gpus, **only) has a layout
-    that fits.
+    """At most three phrases: the first helpful change that leaves the training as it is, the first helpful
+    number of GPUs, and the first helpful change of what is trained. fits: whether (job, gpus, **only) has a
+    layout that fits. only: fixed sizes of axes.
     """
     kinds = (_same(job, gpus, only), _more(job, gpus, only), _less(job, gpus, only))
     helping = (next((words for words, *changed in kind if _tried(fits, *changed)), None) for kind in kinds)
@@ -23,7 +23,7 @@ def remedies(job: Job, gpus: int, fits: Callable[..., bool], **only) -> list[str
 
 
 def _tried(fits: Callable[..., bool], job: Job, gpus: int, only: dict) -> bool:
-    """Whether it fits; impossible sizes do not."""
+    """Whether a changed job fits; impossible sizes do not."""
     try:
         return fits(job, gpus=gpus, **only)
     except ValueError:
@@ -31,7 +31,7 @@ def _tried(fits: Callable[..., bool], job: Job, gpus: int, only: dict) -> bool:
 
 
 def _same(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
-    """Changes that compute the same result, the cheapest in seconds first."""
+    """Changes that leave the training as it is, the cheapest in seconds first: (phrase, job, gpus, only)."""
     f = job.framework
     other = lambda **changed: replace(job, framework=f.but(**changed))
     if "full" not in f.offers.recomputes:
@@ -48,7 +48,7 @@ def _same(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
 
 
 def _more(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
-    """More GPUs, with a batch that is large enough for them."""
+    """More GPUs, with the same batch."""
     for times in MORE_GPUS:
         yield f"from {gpus * times} GPUs on", job, gpus * times, only
 

@@ -1,7 +1,7 @@
-"""Model shapes: the few numbers of a transformer that determine its memory and its cost.
+"""Describes a transformer by the few numbers that determine its memory and its cost, and counts parameters.
 
-Letters: L layers, h hidden, a attention heads, g key/value heads (a of them without grouped queries), f the
-width of the feed-forward part, V vocabulary, E experts, of which each token goes through k.
+Letters: L layers, h hidden, a attention heads, g key/value heads (as many as a without grouped queries), f
+the width of the feed-forward part, V vocabulary, E experts, of which each token goes through k.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Experts:
     per_token: int  # experts for each token (k)
     ffn: int  # width of each
     shared: int = 0  # total width of the experts that every token goes through
-    shared_gate: bool = False  # a number for each token scales the result of these (Qwen2)
+    shared_gate: bool = False  # a number for each token scales the shared experts' result (Qwen2)
     dense_layers: int = 0  # so many layers at the start of the model have a plain feed-forward part
     every: int = 1  # of so many layers only the last one has experts (Llama 4)
     router_bias: bool = False  # the router has a number for each expert
@@ -44,9 +44,9 @@ class Latent:
     """
 
     kv_rank: int  # numbers of the first vector
-    q_rank: int = 0  # and of the second; 0: queries are computed from the token's whole vector
-    nope: int = 128  # numbers of a head's queries and keys without a position
-    rope: int = 64  # and with a position; in the keys these are the same for all heads
+    q_rank: int = 0  # numbers of the second; 0: queries are computed from the token's whole vector
+    nope: int = 128  # numbers without a position in a head's queries, and in its keys
+    rope: int = 64  # numbers with a position; in the keys all heads have the same ones
     values: int = 128  # numbers of a head's values
 
     def __post_init__(self):
@@ -74,7 +74,7 @@ class ModelShape:
     sinks: bool = False  # the softmax's sum has one more number for each head (gpt-oss)
     windowed: int = 0  # in so many layers a token attends to the last `window` tokens only
     window: int = 0
-    chunked: bool = False  # or to those of its part of the sequence; parts are as long (Llama 4)
+    chunked: bool = False  # or only to tokens in its own chunk of `window` tokens (Llama 4)
     # Feed-forward part.
     gated: bool = False  # SwiGLU, with three matrices instead of two
     experts: Experts | None = None
@@ -85,9 +85,9 @@ class ModelShape:
     qkv_biases: bool = False  # on queries, keys and values only
     # Vocabulary.
     tied: bool = False  # the head is the embedding, transposed
-    positions: int = 0  # learned ones
-    # Modules after the last layer that predict further tokens (DeepSeek-V3, section 2.2). Each is a layer,
-    # the projection of two vectors before it, and the head and its loss once more. `params` omits them.
+    positions: int = 0  # number of learned positions
+    # Number of modules that predict further tokens (DeepSeek-V3, section 2.2). Each has a layer, before it a
+    # projection of two vectors, and the head and its loss once more. `params` leaves them out.
     mtp: int = 0
 
     def __post_init__(self):
@@ -141,12 +141,12 @@ class ModelShape:
 
     @property
     def k_width(self) -> int:
-        """Numbers in the keys of a token that the attention reads, all heads together."""
+        """Numbers in a token's keys as the attention reads them, all heads together."""
         return self.q_width if self.latent else self.kv_width
 
     @property
     def v_width(self) -> int:
-        """Width of a head's values."""
+        """Numbers in a token's values as the attention reads them, all heads together."""
         return self.out_width if self.latent else self.kv_width
 
     @property
@@ -161,7 +161,7 @@ class ModelShape:
 
     @property
     def attention_params(self) -> int:
-        """In the matrices of one layer's attention."""
+        """Parameters in the matrices of one layer's attention."""
         h, out = self.hidden, self.out_width
         if not (at := self.latent):
             return h * (self.q_width + 2 * self.kv_width + out)
@@ -175,9 +175,7 @@ class ModelShape:
 
     @property
     def shared_params(self) -> int:
-        """Parameters of a layer's feed-forward part that each token goes through, whatever the router
-        picks.
-        """
+        """Matrix parameters of a layer's feed-forward part outside routed experts, with the router."""
         if not (e := self.experts):
             return self.matrices(self.ffn)
         return self.matrices(e.shared) + self.hidden * (e.count + e.shared_gate)
@@ -231,7 +229,7 @@ class ModelShape:
 
     @cached_property
     def kinds(self) -> list[tuple[ModelShape, int]]:
-        """(shape, number of layers): its dense layers, if any, and its layers with experts; or all layers."""
+        """(shape, number of layers) of each kind of layer: dense ones, if any, then those with experts."""
         e = self.experts
         dense = (e.dense_layers or self.layers - self.layers // e.every) if e else 0
         return [(replace(self, experts=None), dense)] * bool(dense) + [(self, self.layers - dense)]
@@ -243,12 +241,12 @@ class ModelShape:
 
     @property
     def embedding_params(self) -> int:
-        """On the first pipeline stage: token embeddings, and learned positions."""
+        """Parameters of the first pipeline stage besides layers: token embeddings, and learned positions."""
         return (self.vocab + self.positions) * self.hidden
 
     @property
     def head_params(self) -> int:
-        """On the last stage: the final norm, and the head. A tied one counts as the embedding."""
+        """Parameters of the last stage besides layers: the final norm, and the head if it is not tied."""
         norm = self.hidden * (1 if self.bare else 2)
         return norm + (0 if self.tied else self.vocab * self.hidden)
 
@@ -259,7 +257,7 @@ class ModelShape:
         return layers + self.embedding_params + self.head_params
 
     def attended(self, seq_len):
-        """Tokens to which a token attends, as the mean over layers, in units of a sequence's causal half."""
+        """Twice the tokens to which a token attends, as the mean over layers: seq_len without windows."""
         slides = 2 - self.window / seq_len if not self.chunked else 1
         seen = self.window * slides if self.window < seq_len else seq_len
         return seq_len + self.windowed / self.layers * (seen - seq_len)

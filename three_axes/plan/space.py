@@ -1,4 +1,7 @@
-"""All layouts that the planner times, and what each takes: bytes once, seconds for each cluster."""
+"""Computes the memory and the seconds of all layouts that the planner tries for a job.
+
+Bytes are computed once. Seconds are computed again for a cluster with other speeds.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ from .stages import layers_on_rank
 
 
 class Group(NamedTuple):
-    """Layouts of one schedule and recompute policy. which: the number of each one's list of operations. once:
-    operations of a whole step.
+    """Layouts of one schedule and recompute policy. which: for each layout the index of its operations in
+    `Space._lists`. once: operations of a whole step.
     """
 
     layouts: Layout
@@ -34,11 +37,10 @@ class Group(NamedTuple):
 class Space:
     """Every layout of a job on so many GPUs that its framework offers. only: fixed sizes.
 
-    numbers: a row for each layout, with its bytes on the fullest GPU. names: a schedule and a recompute
-    policy for each number in its column 'names'. impossible: sizes -> why no layout can have them. Neither
-    these nor the lists of operations depend on the speed of the cluster: `serves` says which jobs may share
-    them. kinds: the sizes that are checked for every batch, from a space of the same model, GPUs and
-    framework: see `all_rows`.
+    numbers: a row for each layout, with its bytes on the fullest GPU. names: (schedule, recompute policy);
+    the column 'names' of a row is an index into it. impossible: sizes -> why no layout can have them. None of
+    these depends on the speed of the cluster: `serves` says which jobs may share them. kinds: results of
+    checks that hold for every batch, from a space of the same model, GPUs and framework: see `all_rows`.
     """
 
     def __init__(self, job: Job, gpus: int, only: dict[str, int], kinds: dict[tuple, str] | None = None):
@@ -52,8 +54,8 @@ class Space:
         which = np.arange(len(rows)) if self._lists.which is None else self._lists.which
         offers, looked_at = job.framework.offers, []
         recomputes: Sequence[str] = offers.recomputes
-        # A policy with nothing to recompute is tried only if it alone is requested: selective beside a fused
-        # attention; modules in a dense layer, whose norms are fused with the products behind them.
+        # A policy with nothing to recompute is tried only if no other is offered: selective beside a fused
+        # attention; modules in a dense layer, whose norms are fused with the products after them.
         dense = not (job.model.experts or job.model.latent)
         for policy, idle in (("selective", job.framework.runs.fused_attention), ("modules", dense)):
             recomputes = [one for one in recomputes if not idle or one != policy] or recomputes
@@ -76,8 +78,8 @@ class Space:
         return self.job.framework.layout(**sizes, sequence_parallel=rows["sp"], **named)
 
     def partly(self, job: Job, every: np.ndarray, most: float) -> np.ndarray:
-        """Further rows: layouts that fit with some layers recomputed, but not with none. On each stage as few
-        layers are recomputed as possible. most: the bytes that fit. every: the result of `timed`.
+        """Further rows: layouts that fit if some layers of each stage are recomputed, as few as possible, and
+        do not fit if none are. most: the bytes that fit. every: the result of `timed`.
         """
         if not job.framework.offers.recomputes_some:
             return every[:0]
@@ -104,8 +106,8 @@ class Space:
         return np.concatenate(made)
 
     def serves(self, job: Job) -> bool:
-        """Whether a job has the same layouts. It may differ in the speeds of its cluster, and without experts
-        also in the memory of a GPU (layouts of experts are timed only if their states fit).
+        """Whether these are the layouts of `job` too. It may differ in the speeds of its cluster, and without
+        experts also in the memory of a GPU (layouts with experts are tried only if their states fit).
         """
         device = self.job.cluster.device
         if not job.model.experts:
@@ -116,7 +118,7 @@ class Space:
         return job == there
 
     def timed(self, job: Job) -> np.ndarray:
-        """The numbers with seconds on a job's cluster."""
+        """A copy of `numbers` with the seconds on this job's cluster."""
         device = replace(job.cluster.device, memory=self.job.cluster.device.memory)
         speeds = replace(job.cluster, device=device)  # the only part on which seconds depend
         if speeds not in self._seconds:

@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage holds: how many, and of which kind."""
+"""Counts the layers of each kind on a pipeline rank, and the parameters that one GPU of it holds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from .shape import ModelShape
 
 @lru_cache(maxsize=4096)
 def can_be_spread(model: ModelShape, stages: int) -> bool:
-    """Whether a model's layers can be distributed over so many stages.
-
-    Evenly, or with one less on the first and last stage, where the embedding and the head count as a layer
-    (as Llama 3 405B: 126 layers on 16 stages). An odd number of layers does not divide over an even number of
-    stages: then each stage takes its share, rounded up, and the last has the rest (so Megatron-Bridge lays
-    out DeepSeek-V3: 61 layers on 16 stages are 15 times 4, and 1). Dense layers between layers with experts:
-    the same number on each stage.
+    """Whether a model's layers can be distributed over so many stages: evenly, or with one less on the first
+    and last stage, where the embedding and the head count as a layer (Llama 3 405B: 126 layers on 16 stages).
+    If the number of layers is odd, each stage may also take its share, rounded up, and the last the rest, as
+    in Megatron-Bridge (DeepSeek-V3: 61 layers on 16 stages are 15 times 4, and 1). If dense layers lie
+    between layers with experts, each stage must have the same number of each kind.
     """
     if model.mixed:
         return all(count % stages == 0 for _, count in model.kinds)
@@ -28,8 +26,8 @@ def can_be_spread(model: ModelShape, stages: int) -> bool:
 
 
 def layers_on_rank(model: ModelShape, layout: Layout, rank):
-    """Layers in all the chunks of a pipeline rank, for a layout that `check` accepts; on the last rank also
-    those of modules that predict further tokens. Takes arrays.
+    """Layers in all the chunks of a pipeline rank, for a layout that `possible.check` accepts; on the head's
+    rank also the layers of modules that predict further tokens. Takes arrays.
     """
     p, stages, layers = layout.pp, layout.pp * layout.chunks, model.layers
     more = (rank == layout.pipeline.head_rank(p)) * model.mtp
@@ -37,7 +35,7 @@ def layers_on_rank(model: ModelShape, layout: Layout, rank):
     even = np.where(layers % stages == 0, layers // p, (layers + 2) // p - one_less)
     if not layers % 2:
         return even + more
-    # An odd number: all that full stages would hold, without what the last of them lack.
+    # An odd number of layers: as many as full stages would hold, less what the last stages lack.
     share = -(-layers // stages)
     lacks = share * stages - layers
     last, before = np.minimum(lacks, share), np.maximum(lacks - share, 0)
@@ -51,8 +49,8 @@ def kinds_on_rank(model: ModelShape, layout: Layout, rank) -> list[tuple[ModelSh
 
 
 def kinds_among(model: ModelShape, layout: Layout, rank, many) -> list[tuple[ModelShape, int]]:
-    """Each kind of layer, and how many of `many` layers of a rank are of it: kinds are mixed evenly, or the
-    first kind lies on the first chunks.
+    """(kind, how many layers of it) among `many` layers of a pipeline rank. Mixed kinds are on all ranks in
+    the same proportion; otherwise the model's first layers are of the first kind.
     """
     kinds = model.kinds
     if len(kinds) == 1:
@@ -82,7 +80,7 @@ def expert_share(model: ModelShape, layout: Layout):
 
 
 def layer_matrices(model: ModelShape, layout: Layout):
-    """Parameters of a layer's matrices on one rank: those for which a microbatch computes gradients."""
+    """Parameters of a layer's matrices on one rank, with its share of the routed experts."""
     own, e = (model.attention_params + model.shared_params) / layout.tp, model.experts
     return own + (e.count / layout.ep * model.expert_matrices / layout.etp if e else 0)
 
@@ -96,7 +94,7 @@ def ends_share(model: ModelShape, layout: Layout, stage, split: bool):
     vocabulary = model.vocab * model.hidden
     shared = model.tied * first * last
     norm = model.hidden * (1 if model.bare else 2)
-    # For further tokens the last stage also has the embedding, and projections.
+    # To predict further tokens (mtp) the last stage also has the embedding, and projections.
     more = last * (model.mtp > 0) * (1 - first * 1) * vocabulary + last * model.mtp * 2 * model.hidden**2
     return ((first * 1 + last * 1 - shared * 1) * vocabulary + more) / t + (
         first * model.positions * model.hidden + last * norm

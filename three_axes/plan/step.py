@@ -18,10 +18,10 @@ from .layout import Layout
 from .memory import fullest, room, stages_memory
 from .shape import ModelShape
 
-WIDE = 28  # characters of a bar
-# On more nodes the network's printed speed is an assumption, without `busbw` and measured steps.
-NODES = 8
-WORTH_SAYING = 0.05  # share of the step that waits for the host; more of it gets a warning
+WIDE = 28  # characters of a whole step's bar in a table
+NODES = 8  # on more of them the network's printed speed is an assumption, without `busbw` and measured steps
+WORTH_SAYING = 0.05  # if a larger share of the step waits for the host, there is a warning
+# Part of memory -> its formula for `--explain`, with the letters of memory.py.
 HELD = {
     "weights": "2 bytes a parameter of the stage, 4 if weights are float32, /t; with ZeRO-3 also /d",
     "gradients": "2 or 4 bytes a parameter, twice that if buckets hold copies, /t; from ZeRO-2 on also /d",
@@ -40,8 +40,8 @@ HELD = {
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """A step of one layout. Seconds and bytes are computed when they are first used. off: the
-    factor from predicted to measured seconds, if a layout of the same sizes was measured.
+    """The estimate of a step with one layout. Seconds and bytes are computed when they are first used. off:
+    measured over predicted seconds, if a layout of the same sizes was measured; else 1.
     """
 
     job: Job
@@ -81,8 +81,8 @@ class Estimate:
 
     @cached_property
     def sure(self) -> Sure:
-        """How sure these figures are. On more than `NODES` nodes without a measured network, the upper end is
-        computed with half of the bandwidth between nodes.
+        """The interval around these figures. On more than `NODES` nodes without a measured network its upper
+        end is computed with half of the bandwidth between nodes.
         """
         given = sure(self.job)
         if not self.network_is_assumed or given.high is None:
@@ -117,12 +117,12 @@ class Estimate:
 
     @property
     def tight(self) -> bool:
-        """Whether it fits only if the allocator reserves less than usual."""
+        """Whether the layout fits only if PyTorch's allocator reserves less than usual."""
         return room(self.job) < self.memory_bytes <= self.job.cluster.device.memory
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
-        """Tokens of a global batch over a step's seconds and all ranks."""
+        """Tokens of a global batch, divided by a step's seconds and the number of ranks."""
         return self.job.global_batch * self.job.seq_len / self.step_seconds / self.layout.ranks
 
     def gpu_hours(self, tokens: float) -> float:
@@ -183,9 +183,7 @@ class Estimate:
         )
 
     def warnings(self) -> list[str]:
-        """Sentences on what the figures do not include: tight memory, an assumed speed,
-        unfavourable widths.
-        """
+        """Sentences on what makes the figures less certain, such as tight memory or an assumed speed."""
         sentences, device = [], self.job.cluster.device
         if self.tight:
             sentences.append(
@@ -231,7 +229,7 @@ class Estimate:
         return sentences
 
     def switches(self) -> str:
-        """A sentence on two defaults of Megatron-LM that NVIDIA's recipes change; "" for other frameworks."""
+        """A sentence on what two switches would save that Megatron-LM has off; "" for other frameworks."""
         f = self.job.framework
         if f.name != "megatron-lm":
             return ""
@@ -296,7 +294,7 @@ class Estimate:
 def _drawn(
     columns: list[str], parts: dict[str, float], cells: dict[str, list[str]], last: list[str], how: dict
 ) -> Table:
-    """A row for each part: its cells, its bar, and its formula if `how` has one."""
+    """A table with a row for each part: its cells, its bar, and its formula if `how` has formulas."""
     explained = lambda text: [text] if how else []
     bars = zip(parts, _waterfall(parts))
     rows = [[name, *cells[name], bar, *explained(how.get(name, ""))] for name, bar in bars]
@@ -304,9 +302,7 @@ def _drawn(
 
 
 def _waterfall(parts: dict[str, float]) -> list[str]:
-    """A bar of characters for each part, after as much space as the parts before it take; all have
-    one width.
-    """
+    """A bar of characters for each part, after spaces as wide as the bars of the parts before it."""
     ends = [round(WIDE * x / sum(parts.values())) for x in np.cumsum(list(parts.values()))]
     return [("\u2007" * a + "█" * (b - a)).ljust(WIDE, "\u2007") for a, b in zip([0, *ends], ends)]
 

@@ -1,5 +1,5 @@
-"""Formulas for what `three_axes.trace` finds in a real model: its collectives, and what plain
-PyTorch holds.
+"""Makes the planner's job for a step that `three_axes.trace` runs with a real model on fake ranks, so that
+formulas and trace can be compared.
 """
 
 from __future__ import annotations
@@ -10,29 +10,32 @@ from .layout import Layout
 from .memory import stage_memory
 from .shape import ModelShape
 
-# PyTorch's own parts, as torchtitan uses them, except a recompute that stops when nothing more is needed.
+# A trace uses PyTorch's FSDP and tensor parallelism, as torchtitan does, but a recompute that stops when
+# nothing more is needed.
 PYTORCH = FRAMEWORKS["torchtitan"].but(name="pytorch", whole_recompute=False)
+# Name of a plan for tensor parallelism in `three_axes.trace` -> its framework.
 PLANS: dict[str, Framework] = {
     "Megatron's": PYTORCH,
-    # Each matrix by itself: seven sums in a gated layer, and none at the ends, which are whole.
+    # Input gradients are summed for each matrix by itself, and embedding and head are not split.
     "usual": PYTORCH.but(merged=False, split_vocabulary=False),
 }
 
 
 def microbatches(pp: int) -> int:
     """Microbatches of a traced step; in a pipeline one more than are in flight, so that sums of gradients
-    exist.
+    exist at the peak.
     """
     return 1 if pp == 1 else pp + 1
 
 
 def traced_job(model: ModelShape, seq_len: int, layout: Layout, plan: str = "Megatron's", **changed) -> Job:
-    """The step that `trace` runs. changed: fields of the framework."""
+    """The job of the step that `trace` runs. plan: of `PLANS`. changed: fields of the framework."""
     batch = layout.dp * layout.microbatch * microbatches(layout.pp)
     return Job(model, global_batch=batch, seq_len=seq_len, framework=PLANS[plan].but(**changed))
 
 
-# What plain PyTorch holds and fused kernels do not: name -> part of memory, and the cause of the difference.
+# What plain PyTorch holds and Megatron-LM's fused kernels do not: name -> (part of memory, the change of the
+# framework with which it is not held).
 _BEYOND = {
     "gathered inputs, kept whole by DTensor": ("activations", {"regathers": True}),
     "SiLU's output, kept beside its input": ("activations", {"fused": True}),

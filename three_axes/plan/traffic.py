@@ -1,4 +1,4 @@
-"""How many bytes a GPU sends in a step, and in which collectives, read from the list of operations."""
+"""Computes how many bytes a GPU sends in a step, and in which collectives, from the list of operations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .stages import kinds_on_rank
 
 @dataclass
 class Calls:
-    """One kind of collective on one axis: how often in a step, and bytes of the whole tensors."""
+    """One kind of collective on one axis: calls in a step, and bytes of the whole tensors of all calls."""
 
     op: str
     axis: str
@@ -27,7 +27,7 @@ class Calls:
 
 
 def _step(job: Job, layout: Layout, stage: int) -> Iterator[tuple[float, Op]]:
-    """(how often in a step, operation) for the operations of a rank of a pipeline stage that send."""
+    """(how often in a step, operation) for all operations of a rank of a pipeline stage."""
     m, last = job.microbatches(layout), layout.pipeline.head_rank(layout.pp)
     for kind, many in kinds_on_rank(job.model, layout, stage):
         for op in layer(job, layout, kind):
@@ -35,7 +35,8 @@ def _step(job: Job, layout: Layout, stage: int) -> Iterator[tuple[float, Op]]:
             yield m * float(many) * (1 + recomputed * float(layout.share_recomputed(many))), op
     ends = chain(embedding(job, layout) if stage == 0 else (), head(job, layout) if stage == last else ())
     yield from ((m, op) for op in ends)
-    # Each chunk sends its activation and its gradient, except the first and the last of all.
+    # Each chunk sends an activation and a gradient; the model's first and last chunk send one of them. If a
+    # schedule is folded, the last rank has two chunks in a row, with no message between them.
     turns = layout.pp > 1 and layout.pipeline.folded and stage == layout.pp - 1
     messages = 2 * layout.chunks - (stage == 0) - (stage == last) - 2 * turns
     yield m * messages * (layout.pp > 1), between_stages(job, layout)
@@ -54,7 +55,7 @@ def calls(job: Job, layout: Layout, stage: int = 0) -> list[Calls]:
 
 
 def sent(job: Job, layout: Layout, stage: int | None = None) -> dict[str, float]:
-    """Axis -> bytes that a GPU of a stage (None: the middle) sends by the formulas; dp, tp and pp always."""
+    """Axis -> bytes that a GPU sends in a step; dp, tp and pp always. stage: by default the middle one."""
     stage = layout.pp // 2 if stage is None else stage
     by_axis = dict.fromkeys(ALWAYS, 0.0)
     for call in calls(job, layout, stage):

@@ -1,14 +1,14 @@
-"""The errors of the cost model on published runs.
+"""Compares the planner's seconds per step with published runs, and prints the errors of each set (`table`).
 
-`table` gives the mean error of the seconds per step for each published set of runs, with the median, the 90th
-percentile and the bias. Beside these it gives the error of a null model (one constant share of peak, the best
-one for that set) and, for four sets, of the best other tool known to have been run on them. Five of `cost`'s
-constants were fitted, to the first two sets, with an earlier form of the model; `exposed` was set with ZeRO-3
-runs in view. The tables and their sources are in data/.
+The errors are the mean absolute one, its median and 90th percentile, and the mean signed one (bias). Beside
+them are the error of a null model, which knows only one share of the printed FLOP/s, the best one for that
+set, and for four sets the error of the best other tool. Five of `cost`'s constants were fitted to the first
+two sets, with an earlier form of the model; `exposed` was set when the ZeRO-3 runs were known. The runs and
+their sources are in data/.
 
-If a table does not print the microbatch or the interleaving, the one that is predicted to be the fastest is
-taken, as its authors would have chosen. Megatron-DeepSpeed runs (BLOOM, MT-NLG) are slower than Megatron-LM's
-of the same shape. So MT-NLG's predictions are multiplied by measured over predicted seconds of BLOOM's run.
+If a paper does not print the microbatch or the interleaving, the fastest prediction is taken, as its authors
+would have chosen. Megatron-DeepSpeed runs (BLOOM, MT-NLG) are slower than Megatron-LM's of the same shape. So
+MT-NLG's predictions are multiplied by measured over predicted seconds of BLOOM's run.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ from .layout import Layout
 from .models import MODELS
 
 A100, H100, ROCE = CLUSTERS["dgx-a100"], CLUSTERS["dgx-h100"], CLUSTERS["a100-roce"]
+# Frameworks as they were when these runs were made, by year.
 MEGATRON = FRAMEWORKS["megatron-lm"]
 MEGATRON_2022 = MEGATRON.but(fused_attention=False, hides=("input gradients",))
 MEGATRON_2021 = MEGATRON_2022.but(hides=(), fused_sums=False)
-# The paper does not say that anything else, such as TP's collectives, runs under computation.
+# Llama 3's paper does not say that anything else, such as TP's collectives, runs under computation.
 META = MEGATRON.but(hides=("gradients", "updated weights"))
 DEEPSPEED_2021 = FRAMEWORKS["deepspeed"].but(fused_attention=False, fused_sums=False)
+# Fields that the layouts of Narayanan 2021, BLOOM and MT-NLG share.
 PLAIN: dict[str, Any] = dict(recompute="full", sequence_parallel=False)
-# Mean error in %, and the tool; in-sample: the tool was fitted to these runs.
+# Set of runs -> mean error in % of the best other tool, and its name. In-sample: it was fitted to these runs.
 BEST_TOOL = {
     "Korthikanti 2022, T5 (fitted)": "3.65 Calculon, in-sample",
     "Narayanan 2021, T1 (fitted)": "10.4 Calculon",
@@ -64,7 +66,9 @@ def seconds(job: Job, layout: Layout) -> float:
 
 
 def fastest(job: Job, d: int, t: int, p: int, microbatches=(1, 2, 4, 8), **choices) -> float:
-    """Predicted seconds of a step with the fastest microbatch and interleaving."""
+    """Predicted seconds of a step on d · t · p GPUs with the fastest of these microbatches and of all
+    interleavings. choices: other fields of the layout.
+    """
     guesses, layers = [], job.model.layers
     for b in microbatches:
         if job.global_batch % (d * b):
@@ -80,6 +84,9 @@ def fastest(job: Job, d: int, t: int, p: int, microbatches=(1, 2, 4, 8), **choic
 def _hardware_flops(batch, s, layers, h, vocab):
     """FLOPs of a step with the recomputed forward (Narayanan et al. 2021, equation 3)."""
     return 96 * batch * s * layers * h * h * (1 + s / (6 * h) + vocab / (16 * layers * h))
+
+
+# Each private function below yields the runs of a set: (predicted seconds, printed seconds, job, GPUs).
 
 
 def _korthikanti():
@@ -225,14 +232,12 @@ SETS = {
 
 
 def errors(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The relative errors of the model and of the null model on each row of a set."""
+    """The relative errors of the planner and of the null model on each run of a set."""
     return errors_of(SETS[name]())
 
 
 def errors_of(runs) -> tuple[np.ndarray, np.ndarray]:
-    """The relative errors of the model and of the null model. A run is (predicted seconds, printed seconds,
-    job, number of GPUs).
-    """
+    """The relative errors of the planner and of the null model on these runs."""
     runs = list(runs)
     ours = np.array([guess / real - 1 for guess, real, *_ in runs])
     needed = lambda job: job.global_batch * job.seq_len * job.flops_per_token()
@@ -242,7 +247,7 @@ def errors_of(runs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def table() -> Table:
-    """A row for each set: the errors of the model, of the null model and of the best known tool."""
+    """A row for each set: the errors of the planner, of the null model and of the best known tool."""
     return Table(
         ["published table", "runs", "error (MAPE)", "median", "p90", "bias", "null model", "best known tool"],
         [row_of(name, *errors(name)) for name in SETS],
@@ -252,6 +257,6 @@ def table() -> Table:
 def row_of(name: str, ours: np.ndarray, null: np.ndarray) -> list[str]:
     """The row of a set; `ours` and `null` are the relative errors of its runs."""
     a = 100 * np.abs(ours)
-    size = [f"{x:.1f} %" for x in (a.mean(), np.median(a), np.percentile(a, 90))]
-    bias, others = f"{100 * ours.mean():+.1f} %", f"{100 * np.abs(null).mean():.1f} %"
-    return [name, str(len(a)), *size, bias, others, BEST_TOOL.get(name, "")]
+    absolute = [f"{x:.1f} %" for x in (a.mean(), np.median(a), np.percentile(a, 90))]
+    bias, of_null = f"{100 * ours.mean():+.1f} %", f"{100 * np.abs(null).mean():.1f} %"
+    return [name, str(len(a)), *absolute, bias, of_null, BEST_TOOL.get(name, "")]

@@ -72,7 +72,7 @@ def refused() -> Table:
     bare = p.job.framework.but(zeros=(0,), zeros_in_pipeline=(0,), recomputes=("none",))
     alone = plan(replace(p.job, framework=bare), gpus=GPUS).why(dp=32)
     rows = [[str(axes), why.split(";")[0]] for axes, why in list(p.impossible.items())[:2]]
-    too_much = alone.split(")")[-1].strip().removeprefix("it does not fit: ")
+    too_much = alone.split(")")[-1].strip().removeprefix("needs ")
     try:
         estimate(p.job, Layout(dp=32, microbatch=3))
     except ValueError as e:
