@@ -145,9 +145,9 @@ def test_the_greeting_of_a_group_is_no_collectives(told):
     recorder = Recorder()
     recorder.counter.hidden = {"greeted": 900}
     recorder.waited(issue(recorder, call(), sends=600), 0.0)
-    recorder.look(None)
+    recorder.find_connections(None)
     recorder.counter.hidden = {"of a group that is known": 1}
-    recorder.look(GROUP)
+    recorder.find_connections(GROUP)
     (row,) = recorder.counted_so_far()
     assert row.wire == 600 and recorder.counter.hidden
 
@@ -202,9 +202,9 @@ def test_a_tensor_may_be_waited_for_after_its_collective_has_ended(told):
     recorder, other = Recorder(), torch.ones(1)
     early, late, never = (call(first=(n,)) for n in (1, 2, 3))
     for one in (early, late, never):
-        one.gives = torch.ones(1)
+        one.result = torch.ones(1)
         issue(recorder, one, Work(done=True))  # ends before the next begins
-    for tensor in (late.gives, other, late.gives):
+    for tensor in (late.result, other, late.result):
         recorder.waits(tensor)
         recorder.waited_for_tensor(0.0)
     assert recorder.not_waited() == 2
@@ -232,13 +232,13 @@ def test_it_stands_in_what_it_waits_for(told, monkeypatch):
     recorder = Recorder()
     of_all = Channel("collective", "of two", (4, 5))
     given = torch.ones(1)
-    works = [issue(recorder, one) for one in (call("all_gather"), call(), call(gives=given))]
+    works = [issue(recorder, one) for one in (call("all_gather"), call(), call(result=given))]
     recorder.waits(works[1])
-    first = recorder.moves.look()
-    assert first.stands == Waiting((Operation(of_all, 2, (5,)),)) and first.why == ""
+    first = recorder.moves.snapshot()
+    assert first.waiting == Waiting((Operation(of_all, 2, (5,)),)) and first.why == ""
     assert [operation.number for operation in first.open] == [1, 3]
     recorder.waited(works[1], 0.0)
-    assert recorder.moves.look().stands is None and recorder.moves.look().moves == first.moves + 1
+    assert recorder.moves.snapshot().waiting is None and recorder.moves.snapshot().moves == first.moves + 1
     for awaited, numbers, every in (
         (torch.ones(1), [1, 3], False),
         (None, [1, 3], False),
@@ -246,13 +246,13 @@ def test_it_stands_in_what_it_waits_for(told, monkeypatch):
         (None, [1], False),  # a wait for a result is a wait for its collective, even if its Work is not done
     ):
         recorder.waits(awaited)
-        seen = recorder.moves.look().stands
+        seen = recorder.moves.snapshot().waiting
         assert ([operation.number for operation in seen.operations], seen.every) == (numbers, every)
         recorder.waited_for_tensor(0.0)
     works[0].done = True
     assert recorder.calm()
     recorder.waits(issue(recorder, call(limit=5.0)))
-    assert "a limit of less than a minute" in recorder.moves.look().why
+    assert "a limit of less than a minute" in recorder.moves.snapshot().why
 
 
 def test_what_pytorch_refused_has_not_begun(told):
@@ -282,7 +282,7 @@ def test_what_was_there_before_the_first_line_forbids_no_proof(told):
     python.start(), sleeping_thread_of_c()
     recorder = Recorder()
     recorder.waits(issue(recorder, call()))
-    assert recorder.moves.look().why == ""
+    assert recorder.moves.snapshot().why == ""
     over.set(), python.join(20)
 
 
@@ -336,7 +336,7 @@ def process(*_):
     ],
 )
 def test_what_has_come_since_forbids_it(begins, why):
-    before, over = threads.Before(), threading.Event()
+    before, over = threads.Baseline(), threading.Event()
     assert before.since() == ""
     ends = begins(over)
     try:
@@ -371,16 +371,16 @@ def test_what_each_brought_is_remembered_up_to_a_number(told):
     issue(recorder, call("barrier", first=None))
     message, of_all = (Channel("send", "of two", (4, 5), 4, 5), Channel("collective", "of two", (4, 5)))
     begun = recorder.moves.begun
-    brought = ["broadcast of 100 float32 with root 5", "all_to_all", "barrier"]
-    assert [begun[of_all].brought(number) for number in range(5)] == [None, *brought, None]
-    assert begun[message].brought(1) == "100 float32"
+    signatures = ["broadcast of 100 float32 with root 5", "all_to_all", "barrier"]
+    assert [begun[of_all].signature(number) for number in range(5)] == [None, *signatures, None]
+    assert begun[message].signature(1) == "100 float32"
     for _ in range(moves.KEPT - 2):
         issue(recorder, call())
     recorder.start()  # `count_from_here` does so, at another moment on each rank
-    assert begun[of_all].brought(1) is None and begun[of_all].brought(2) == "all_to_all"
-    assert begun[of_all].brought(moves.KEPT + 1) == "all_reduce of float32[100]"
+    assert begun[of_all].signature(1) is None and begun[of_all].signature(2) == "all_to_all"
+    assert begun[of_all].signature(moves.KEPT + 1) == "all_reduce of float32[100]"
     recorder.moves.take_back(of_all)
-    assert begun[of_all].count == moves.KEPT and begun[of_all].brought(moves.KEPT + 1) is None
+    assert begun[of_all].count == moves.KEPT and begun[of_all].signature(moves.KEPT + 1) is None
 
 
 def test_the_box_has_the_last_collective_after_the_process(told):
@@ -403,7 +403,7 @@ def test_the_box_has_the_last_collective_after_the_process(told):
         assert file_.endswith("test_recorder.py") and function == "issue"
         expected = dict(op="recv", axis="pp", number=2, at=3.0, peer=1, needs=[5], shape=[2, 50])
         channel = ["recv", "of two", [4, 5], 5, 4, 0]
-        beside = dict(rank=4, channel=channel, nth=1, brought="100 float32")
+        beside = dict(rank=4, channel=channel, nth=1, signature="100 float32")
         assert last == expected | {"dtype": "float32"} | beside
         issue(recorder, call("broadcast", root=1))
         assert recorder.last["needs"] == [4, 5]
@@ -424,7 +424,7 @@ def test_an_uneven_all_to_all_keeps_its_own_part():
 def test_one_that_is_off_counts_nothing(told):
     recorder = Recorder(on=False)
     recorder.counter.hidden = {"greeted": 900}
-    recorder.look(GROUP)
+    recorder.find_connections(GROUP)
     recorder.spans.append("kept")
     report = recorder.stop()
     assert recorder.counter.hidden and report.spans == ["kept"] and (report.rows, report.wire) == ([], None)
