@@ -16,11 +16,8 @@ from ..table import Table, human
 from .report import CollectiveCount
 
 NEAR = 0.05  # relative difference up to which bytes count as the same
-# The planner assumes that weights are gathered layer by layer. If the bytes of a call differ from that by
-# this factor, they are gathered in other units. (A few norms in another unit make a smaller difference.)
-MANY = 2.5
-# Axes along which weights are gathered, and their gradients scattered.
-WEIGHTS = ("dp", "shard", "edp", "eshard")
+MANY = 2.5  # if the bytes of one call differ by this factor, weights are not gathered layer by layer
+WEIGHTS = ("dp", "shard", "edp", "eshard")  # axes along which weights are gathered, gradients scattered
 SMALL = 1e-3  # a collective with less than this share of the largest one's bytes is ignored: losses, norms
 
 
@@ -77,7 +74,7 @@ def _hybrid(layout: Layout, groups: dict[str, list[int]], rank: int) -> dict[str
 
 
 def _axis_of(row: CollectiveCount, groups: dict[str, list[int]]) -> str:
-    """The axis of the layout whose group has the row's ranks; if none has, or several, the row's own axis."""
+    """The layout's axis whose group has the row's ranks; if none has, or several, the row's own axis."""
     same = [axis for axis, members in groups.items() if tuple(members) == row.members]
     return same[0] if len(same) == 1 else row.axis
 
@@ -92,9 +89,8 @@ def _wider(key: tuple[str, str], row: CollectiveCount, job: Job) -> float | None
 
 
 def _units(predicted: Calls, counted: CollectiveCount, must: float, has: float, wider: float | None) -> str:
-    """A sentence if the bytes of a call show that weights are not gathered layer by layer; '' if they do not.
-    The planner assumes a unit for each layer, and one for the rest. must, has: bytes predicted and counted.
-    wider: as of `_wider`.
+    """A sentence if the bytes of a call show that weights are not gathered layer by layer, as the planner
+    assumes; '' if they do not. must, has: bytes predicted and counted. wider: the result of `_wider`.
     """
     if predicted.op not in ("all_gather", "reduce_scatter") or predicted.axis not in WEIGHTS:
         return ""
@@ -106,9 +102,7 @@ def _units(predicted: Calls, counted: CollectiveCount, must: float, has: float, 
 
 
 def _why(key, must: float, has: float, row, predicted, counted, job: Job, layout: Layout) -> str:
-    """A sentence on one difference, with its cause if that is known. key: (collective, axis). must, has:
-    bytes predicted and counted.
-    """
+    """A sentence on one difference, with its cause if known. key: (collective, axis). must, has: bytes."""
     op, axis = key
     name = f"{op} on {axis}"
     if not must:

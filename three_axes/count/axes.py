@@ -96,7 +96,7 @@ class AxisNames:
         """What is known of a group. It is kept after the first call."""
         if (known := self._members.get(group)) is None:
             described, ranks = group.group_desc.removeprefix("mesh_"), dist.get_process_group_ranks(group)
-            # A mesh over all ranks makes a second such group if it finds gloo and a GPU.
+            # 'default' is a second group over all ranks, which a mesh makes if it finds gloo and a GPU.
             if described in ("default_pg", "default"):
                 described = "world"
             elif described in ("undefined", ""):

@@ -184,12 +184,9 @@ class _Ranks:
             wait = Wait(rank, other, operation, mine or "a collective")
             if self._count(channel, other) < number:
                 yield wait
-            elif (
-                mine
-                and (its := self._signature(operation, other))
-                and self._never_match(operation, mine, its)
-            ):
-                yield wait._replace(instead=its)
+            elif mine and (theirs := self._signature(operation, other)):
+                if self._never_match(operation, mine, theirs):
+                    yield wait._replace(instead=theirs)
 
     def _never_match(self, operation: Operation, one: str, other: str) -> bool:
         """Whether two ranks called an operation with signatures that gloo cannot match (or, in the course,

@@ -34,7 +34,7 @@ from .operators import (
     first_tensor,
     must_send,
     nbytes,
-    nobody,
+    no_such_rank,
     reduction,
     type_of,
 )
@@ -64,7 +64,7 @@ class Call:
     limit: float = math.inf  # PyTorch's timeout, in seconds
     backend: str = "gloo"  # "" if it is not known
     backward: int | None = None  # of a DDP bucket: the backward at whose end DDP waits for it
-    result: torch.Tensor | None = None  # the result, if it is known when the call is issued
+    result: torch.Tensor | None = None  # the first tensor of the result, when PyTorch has returned it
 
     @property
     def by_ddp(self) -> bool:
@@ -183,10 +183,9 @@ class Network(Protocol):
 class Interposer:
     """Replaces PyTorch's operators and calls the listeners. A process has one: `interposer`.
 
-    axes: the names of groups. fabric: the emulated network, if there is one. is_issuing: whether PyTorch's
-    own operator runs for a collective; some backends block there until the collective has ended. wait_for:
-    PyTorch's own `Work.wait`. beside: as long as there are listeners, the object that notices calls which
-    pass no operator.
+    fabric: the emulated network, if there is one. is_issuing: whether PyTorch's own operator runs for a
+    collective; some backends block there until the collective has ended. wait_for: PyTorch's `Work.wait`.
+    beside: notices calls that pass no operator, as long as there are listeners.
     """
 
     def __init__(self):
@@ -270,14 +269,14 @@ class Interposer:
 
     def _replacement_of(self, operator: str):
         """A function that calls the listeners, and PyTorch's operator of this name."""
-        call = getattr(torch.ops.c10d, operator).default
+        original = getattr(torch.ops.c10d, operator).default
         name, at_group, at_whole, at_root = OPERATORS[operator]
-        arguments = [argument.name for argument in call._schema.arguments]
+        arguments = [argument.name for argument in original._schema.arguments]
         at_limit = arguments.index("timeout") if "timeout" in arguments else len(arguments)
 
         def intercepted(keys, *args, **kwargs):
             if self._is_unobserved:
-                return call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
+                return original.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             group = dist.ProcessGroup.unbox(args[at_group])
             _, members, me = self.axes.members(group)
             whole: Any = args[at_whole] if at_whole is not None else None
@@ -285,7 +284,7 @@ class Interposer:
             root = None if at_root is None else args[at_root]
             # Otherwise gloo would wait for ever for a rank that does not exist.
             if root is not None and not 0 <= root < len(members):
-                raise ValueError(nobody(name, me, root, len(members)))
+                raise ValueError(no_such_rank(name, me, root, len(members)))
             payload = held * len(members) if name in ("gather", "scatter") else held
             peer = root if name in ("send", "recv") else None
             axis, first = self.axes.name(group, name, peer), first_tensor(whole)
@@ -320,7 +319,7 @@ class Interposer:
                 ticket = fabric.come(name, group.group_name, members, me, root, issued.tag, payload)
             self.is_issuing = True
             try:
-                result = call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
+                result = original.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             except BaseException:
                 self._notify("refused", issued)
                 raise

@@ -32,9 +32,7 @@ from .moves import NEVER, Channel, GpuProgress, Moves, Operation, Waiting, any_s
 from .operators import InBatch, OnStream, type_of
 from .report import CollectiveCount, Report
 
-# The size of a recorder's box: a file with the last collective, and twice the ranks of its group. A few
-# hundred ranks fit.
-BOX_BYTES = 4096
+BOX_BYTES = 4096  # size of a recorder's box (see `Recorder`): enough for groups of a few hundred ranks
 
 
 @dataclass(eq=False)
@@ -97,7 +95,6 @@ class Recorder(Listener):
         self.moves.forbids = lambda: interposer.beside.forbids() if interposer.beside else ""
         self._thread = threading.local()  # what this thread is issuing (operation), and when (issued_at)
         self.last: dict | None = None  # the collective issued last, as written to the box
-        # Groups whose connections were found.
         self._known_groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
         self.watch: Callable[[Call], None] | None = None  # called with each collective before it begins
         self.queue: Queue | None = None  # collectives on the GPU; set by `count --watch`
@@ -117,15 +114,12 @@ class Recorder(Listener):
         self._open: list[Issued] = []
         self._unassigned: list[CollectiveCount] = []
         self._in_flight = self._peak = self._number = self._ended_unawaited = 0
-        # Works of collectives that ended before any wait, and are not open any more. The program may still
-        # wait for them.
+        # Works of collectives that ended before any wait, and are not open any more.
         self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._by_future: weakref.WeakSet[dist.Work] = weakref.WeakSet()  # Works whose future was taken
-        # Storages of results of such collectives: functional ones are waited for by their tensor.
-        self._ended_tensors: set[int] = set()
-        self._receives: Counter[Channel] = (
-            Counter()
-        )  # receives begun from any and from one rank, by `any_source`
+        self._ended_tensors: set[int] = set()  # storages of their results, for functional collectives
+        # All receives begun, also those from a given rank, by their channel's `any_source`.
+        self._receives: Counter[Channel] = Counter()
         # Works for which a wait failed, perhaps by a timeout: their connection may be lost.
         self._given_up: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self.has_failed = False
@@ -163,9 +157,7 @@ class Recorder(Listener):
                 self.moves.wait_ends()
 
     def stop(self) -> Report:
-        """What was counted since `start()`; with `on` false only spans and levels. Does not wait for open
-        collectives.
-        """
+        """What was counted since `start()`; with `on` false only spans and levels. This does not wait."""
         if not self.on:
             return Report(spans=self.spans, levels=self.levels)
         under_way = sum(not issued.has_ended() for issued in self._open)
@@ -204,9 +196,7 @@ class Recorder(Listener):
         return all(issued.has_ended() for issued in self._open)
 
     def pending(self) -> dict | None:
-        """The collective that this rank waits for; if it waits for none, the last one that has not ended. It
-        is a dict as written to the box.
-        """
+        """The collective that this rank waits for, as `last`; if it waits for none, the last open one."""
         if interposer.is_issuing:
             return self.last
         notes = {issued.operation: issued.note for issued in self._open if not issued.has_ended()}
@@ -289,16 +279,14 @@ class Recorder(Listener):
             begun = known = [issued for issued in self._open if issued.work is on]
         if begun:
             operations = tuple(self._awaited_now(issued, limit) for issued in known or begun)
-            if on is None:  # between `waits` and DDP's wait, which is in C++, callbacks of the reader may run
+            if on is None:  # between `waits` and DDP's wait, which is in C++, callbacks of the user may run
                 self.moves.wait_begins(lambda: Waiting(operations if threads.is_in_backward() else (), False))
             else:  # `known` has several if results of several collectives share a storage
                 every = len(known) == 1 or isinstance(on, dist.Work)
                 self.moves.wait_begins(partial(Waiting, operations, every))
 
     def _awaited_now(self, issued: Issued, limit: float) -> Operation:
-        """The operation of a wait that begins now, with the wait's limit. For a receive from any rank, also
-        with the number of messages received before, if all other receives have ended.
-        """
+        """The operation of a wait that begins now; for a receive from any rank, with `received` if known."""
         operation = issued.operation._replace(limit=min(issued.operation.limit, limit))
         if operation.channel.kind != "recv_any" or self.has_failed:
             return operation

@@ -1,8 +1,8 @@
 """Records which operations (collectives, sends, receives) a rank has begun, and which one it waits in.
 
 Ranks can be compared by counts alone. The third collective of a group is the third on every rank. The third
-message from one rank to another, in a group and with a tag, is the third that the other receives. What is
-counted together is called a channel. `deadlock` compares the counts of all ranks.
+message from one rank to another, in a group and with a tag, is the third that the other receives. Operations
+that are counted together form a channel. `deadlock` compares the counts of all ranks.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ class Channel(NamedTuple):
 
 
 def sides_of(channel: Channel) -> dict[int, Channel]:
-    """Rank -> the channel in which that rank counts its side of these operations. The sides of a message are
-    a 'send' on one rank and a 'recv' on the other.
-    """
+    """Rank -> the channel in which it counts its side of these operations, a message's 'send' or 'recv'."""
     if channel.kind == "collective":
         return dict.fromkeys(channel.members, channel)
     receives = "recv_any" if channel.kind == "recv_any" else "recv"
@@ -109,7 +107,7 @@ class Snapshot(NamedTuple):
 
     moves: int  # if two snapshots have the same number, the rank made no move in between (see `Moves`)
     waiting: Waiting | None = None  # what its main thread waits for; None if it does not wait in an operation
-    ended: bool = False  # whether it has ended the call, and runs no more of the reader's code
+    ended: bool = False  # whether it has ended the call, and runs no more of the user's code
     begun: dict[Channel, Begun] = {}  # all operations that it has begun
     open: tuple[Operation, ...] = ()  # those that have not ended, except the ones it waits for
     why: str = ""  # what forbids a proof; '' if nothing does
@@ -122,7 +120,7 @@ def _is_main() -> bool:
 
 class Moves:
     """Records this rank's operations and waits in one call. A begun operation, and the begin and the end of a
-    wait, are its moves. baseline: the threads and processes that ran before the reader's first line.
+    wait, are its moves. baseline: the threads and processes that ran before the user's code.
     """
 
     def __init__(self):

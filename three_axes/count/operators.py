@@ -114,7 +114,7 @@ def nbytes(tensors) -> int:
     return sum(map(nbytes, tensors))
 
 
-def nobody(op: str, me: int, peer: int, size: int) -> str:
+def no_such_rank(op: str, me: int, peer: int, size: int) -> str:
     """The message for an operation whose root or other rank does not exist."""
     does = {"send": "would send to rank", "recv": "would receive from rank"}
     refusal = f"which does not exist: ranks go from 0 to {size - 1}."

@@ -1,6 +1,4 @@
-"""`State`: what each rank of a job under `count --watch` writes to the ranks' store. Functions that compare
-the states of all ranks, and put them into words.
-"""
+"""`State`: what each rank of a job under `count --watch` writes for the others; sentences on all states."""
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ class State(NamedTuple):
         return (f"{last}, and is in {at}", f"{last}, and are in {at}")
 
     def recently(self, channel: Channel) -> dict[int, str]:
-        """Number -> signature, of the rank's last few operations and of the oldest that its GPU has not
-        completed.
-        """
+        """Number -> signature, of the rank's last few operations and of the oldest one open on its GPU."""
         recent = dict(self.begun.get(channel, ()))
         oldest = self.gpu.oldest if self.gpu else None
         if oldest and Channel(*oldest["channel"]) == channel:
@@ -98,9 +94,7 @@ def absent(last: dict | None, states: Mapping[int, State]) -> list[int]:
 
 
 def never_completed(states: Mapping[int, State]) -> list[str]:
-    """Sentences on collectives that can never be completed on a GPU, because a rank has ended its script
-    before it began them.
-    """
+    """Sentences on collectives that no GPU can complete, because a rank has ended its script without them."""
     missing: dict[str, list[int]] = {}
     for state in states.values():
         if state.gpu and state.gpu.oldest and (ended := absent(state.gpu.oldest, states)):
@@ -113,10 +107,10 @@ def may_be_freed(states: Mapping[int, State]) -> bool:
     ended its script ends too, because its connections close.
     """
     over = {rank for rank, state in states.items() if state.has_ended}
-    waits = (
-        state.snapshot.waiting for state in states.values() if state.snapshot.waiting and not state.has_ended
-    )
-    operations = [operation for waiting in waits for operation in waiting.operations if operation.on_gloo]
+    waits = [state.snapshot.waiting for state in states.values() if not state.has_ended]
+    operations = [
+        operation for waiting in waits if waiting for operation in waiting.operations if operation.on_gloo
+    ]
     ends = lambda channel: channel.members if channel.kind == "recv_any" else sides_of(channel)
     return any(not over.isdisjoint(ends(operation.channel)) for operation in operations)
 

@@ -1,10 +1,8 @@
-"""Finds what can act in a rank's process besides its main thread: a thread, a process, a timer, a signal
-handler.
+"""Finds threads, processes, timers and signal handlers that might free a rank whose main thread is blocked.
 
-If there is any, it might free a blocked rank, so no hang is proven. Not counted are threads and processes
-from before the reader's first line, which are known by number and start time, and some that never free a
-rank: this project's own threads; those of gloo, NCCL and CUDA, whose work is recorded elsewhere; tqdm's
-monitor; and the pool of a DataLoader.
+If a rank has one, no hang is proven. Ignored are threads and processes that ran before the user's code (known
+by number and start time), and some that never free a rank: this project's threads; those of gloo, NCCL and
+CUDA, whose work is recorded elsewhere; tqdm's monitor; and the pool of a DataLoader.
 """
 
 from __future__ import annotations
@@ -20,9 +18,8 @@ from pathlib import Path
 
 from .. import cpython_private, lines, pytorch_private
 
-# First letters of the names of native threads and of processes that never free a rank: those of gloo and
-# NCCL, of the store's server, of CUDA and its backward, of a DataLoader's pool and the process that serves
-# its memory.
+# How the names of native threads and processes begin that never free a rank: of gloo and NCCL, of the store's
+# server, of CUDA and its backward; of a DataLoader's pool, and of the process that serves its memory.
 HARMLESS: tuple[str, ...] = ("pt_gloo", "gloo", "pt_tcpstore", "pt_nccl", "nccl", "NCCL", "cuda")
 HARMLESS += ("pt_autograd", "pt_data_worker", "pt_pin_memory", "torch_shm")
 # Python threads that never free a rank: the modules of some, and the name of those of a DataLoader's pool.
@@ -40,9 +37,7 @@ class OwnThread(threading.Thread):
 
 
 class Baseline:
-    """The threads, children and signal handlers of this process when the object is made, which is before the
-    reader's first line.
-    """
+    """This process's threads, children and signal handlers when the object is made: before user code."""
 
     def __init__(self):
         self._threads, self._hidden = _threads(), _hidden()
@@ -56,9 +51,7 @@ class Baseline:
         self._threads |= {started: name for started, name in _threads().items() if started not in before}
 
     def since(self) -> str:
-        """The first new thread, process, timer or handler that may act, as words that follow 'rank 0'; '' if
-        there is none.
-        """
+        """The first new thread, process, timer or handler that may act, in words; '' if there is none."""
         try:
             return self._first_new()
         except OSError as e:  # no file descriptor is left to ask the system
@@ -101,8 +94,8 @@ def _hidden() -> set[int]:
 
 
 def _is_harmless(thread: threading.Thread, name: str) -> bool:
-    """Whether a Python thread never frees a rank. name: the system's name of it. (The system's name alone
-    would not do: a thread that a thread of gloo's has started has the same name.)
+    """Whether this Python thread never frees a rank. name: the system's, which is gloo's name for a thread
+    that one of gloo's threads has started.
     """
     named = isinstance(thread, OwnThread) or type(thread).__module__ in MONITORS
     return named or thread.name in FEEDERS or name.startswith("pt_pin_memory")

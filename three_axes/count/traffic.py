@@ -1,6 +1,4 @@
-"""The bytes that each rank sent in one call: predicted by a formula, counted from the arguments of PyTorch's
-calls, and sent by the operating system's count ("on the wire").
-"""
+"""`Traffic`: the bytes that each rank sent, by the calls of PyTorch and by the operating system's count."""
 
 from __future__ import annotations
 
@@ -123,9 +121,7 @@ class Traffic:
         )
 
     def against(self, predicted: float | Sequence[float]) -> Table:
-        """A table of each rank's bytes: predicted, counted, on the wire. predicted: one number for all ranks,
-        or one for each.
-        """
+        """A table of each rank's bytes. predicted: one number for all ranks, or one for each."""
         n = len(self.ranks)
         of_rank = list(predicted) if isinstance(predicted, Sequence) else [predicted] * n
         if len(of_rank) != n:

@@ -173,9 +173,7 @@ class Watch:
         return [DataUnpickler(values[key], is_of_reports).load() if key in values else None for key in keys]
 
     def _judge(self, states: Sequence[State | None]) -> bool:
-        """Print what is proven; if nothing is and no rank moves, where all ranks are. Returns whether
-        something was proven.
-        """
+        """Print what is proven, or where all ranks are if none moves. Returns whether anything is proven."""
         now, known = time.monotonic(), {r: one for r, one in enumerate(states) if one}
         for new in set(mismatched(known)) - self._mismatched:
             self._mismatched.add(new)
@@ -188,9 +186,8 @@ class Watch:
         silent = [r for r in range(len(states)) if r not in known or late(r)]
         deadlock = self._standstill.judge([None if r in silent else readings[r] for r in range(len(states))])
         if deadlock and not may_be_freed(known):
-            deadlock.lines = {
-                r: one.line.number for r, one in known.items() if one.line and not one.has_ended
-            }
+            at_work = {r: one.line for r, one in known.items() if not one.has_ended}
+            deadlock.lines = {r: line.number for r, line in at_work.items() if line}
             return self._end("no rank can ever go on", [*_table(known), str(deadlock)])
         if self._standstill.seconds < lines.STILL:
             self._is_printed = False
