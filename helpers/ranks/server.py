@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]  # the folder that contains `helpers`
 
 
 class Unnamed(NamedTuple):
-    """A process that has not received its rank yet, and the kernel's ends of its pipes."""
+    """A process that has not received its rank yet, and the kernel's ends of its three pipes."""
 
     process: BaseProcess
     control: Connection

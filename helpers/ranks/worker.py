@@ -1,8 +1,9 @@
-"""One rank: a process that joins the group, waits for calls, runs them, and answers.
+"""One rank: a process that joins the group, waits for calls from the notebook's kernel, runs them, and
+answers.
 
-The main thread runs the reader's code. A second thread listens to the kernel all the time, so that a rank
-that is blocked in a collective can still report its position and be freed. That cuts the rank's TCP
-connections; its pipes to the kernel are no TCP connections, and stay.
+The main thread runs the user's code. A second thread listens to the kernel all the time. So a rank whose main
+thread is blocked in a collective can still report its position, and be freed by cutting its TCP connections.
+(Its pipes to the kernel are no TCP connections, and stay.)
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def issue(recorder, call, work=None, sends=0):
     work = work or Work()
     recorder.begins(call)
     recorder.begun(call, work)
-    recorder.counter.sent["first"] += sends
+    recorder.sockets.sent["first"] += sends
     return work
 
 
@@ -111,13 +111,13 @@ def test_rows_add_up_and_what_overlaps_is_held_at_once(told):
     recorder = Recorder()
     first = issue(recorder, call(), sends=600)
     second = issue(recorder, call(axis="tp", payload=80, size=100, algorithmic=120), sends=30)
-    assert not recorder.calm()
+    assert not recorder.is_idle()
     told.clock.now = 1.5
     recorder.waited(first, 1.0)
     third = issue(recorder, call(payload=40, size=50, algorithmic=60))
     recorder.waited(third, 1.25)
     second.done = True
-    assert recorder.calm()
+    assert recorder.is_idle()
     rows = {row.axis: row for row in recorder.counted_so_far()}
     dp, tp = rows["dp"], rows["tp"]
     assert (dp.calls, dp.payload, dp.algorithmic, dp.members) == (2, 440, 660, (4, 5))
@@ -134,7 +134,7 @@ def test_bytes_belong_to_what_was_alone_under_way(told):
     for _ in range(2):
         recorder.waited(issue(recorder, call(), sends=600), 0.0)
     issue(recorder, call("broadcast", "tp", root=0), Work(done=True), sends=50)
-    recorder.counter.hidden = {"made later": 1000}
+    recorder.sockets.hidden = {"made later": 1000}
     assert {row.op: row.wire for row in recorder.counted_so_far()} == {"all_reduce": 1200, "broadcast": 50}
     report = recorder.stop()
     assert report.wire == {"first": 1250, "made later": 1000} and report.peak_in_flight == 400
@@ -143,13 +143,13 @@ def test_bytes_belong_to_what_was_alone_under_way(told):
 
 def test_the_greeting_of_a_group_is_no_collectives(told):
     recorder = Recorder()
-    recorder.counter.hidden = {"greeted": 900}
+    recorder.sockets.hidden = {"greeted": 900}
     recorder.waited(issue(recorder, call(), sends=600), 0.0)
     recorder.find_connections(None)
-    recorder.counter.hidden = {"of a group that is known": 1}
+    recorder.sockets.hidden = {"of a group that is known": 1}
     recorder.find_connections(GROUP)
     (row,) = recorder.counted_so_far()
-    assert row.wire == 600 and recorder.counter.hidden
+    assert row.wire == 600 and recorder.sockets.hidden
 
 
 def test_what_moves_past_the_operating_system_is_not_known(told):
@@ -218,7 +218,7 @@ def test_what_is_not_known_of_the_wire_is_never_0(told):
     assert [row.wire for row in recorder.counted_so_far()] == [10]
     issue(recorder, call(backward=1), sends=7)
     recorder.waited_for_ddp(0.0, 2)  # a wait of another thread
-    assert not recorder.calm()
+    assert not recorder.is_idle()
     recorder.waited_for_ddp(0.0, 1)
     assert [row.wire for row in recorder.counted_so_far()] == [17], "its Work is a moment late"
     issue(recorder, call("broadcast", root=0), sends=10)
@@ -250,7 +250,7 @@ def test_it_stands_in_what_it_waits_for(told, monkeypatch):
         assert ([operation.number for operation in seen.operations], seen.every) == (numbers, every)
         recorder.waited_for_tensor(0.0)
     works[0].done = True
-    assert recorder.calm()
+    assert recorder.is_idle()
     recorder.waits(issue(recorder, call(limit=5.0)))
     assert "a limit of less than a minute" in recorder.moves.snapshot().why
 
@@ -360,7 +360,7 @@ def test_the_works_of_a_batch_end_together(told):
     recorder.waited(batch, 0.0)
     assert [row.waited for row in recorder.rows.values()] == [1.0, 0]
     issue(recorder, call(size=700))
-    assert recorder.stop().peak_in_flight == 800 and recorder.calm()
+    assert recorder.stop().peak_in_flight == 800 and recorder.is_idle()
 
 
 def test_what_each_brought_is_remembered_up_to_a_number(told):
@@ -423,8 +423,8 @@ def test_an_uneven_all_to_all_keeps_its_own_part():
 
 def test_one_that_is_off_counts_nothing(told):
     recorder = Recorder(on=False)
-    recorder.counter.hidden = {"greeted": 900}
+    recorder.sockets.hidden = {"greeted": 900}
     recorder.find_connections(GROUP)
     recorder.spans.append("kept")
     report = recorder.stop()
-    assert recorder.counter.hidden and report.spans == ["kept"] and (report.rows, report.wire) == ([], None)
+    assert recorder.sockets.hidden and report.spans == ["kept"] and (report.rows, report.wire) == ([], None)

@@ -50,7 +50,7 @@ class Counter(Recorder):
         self._key = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_numbers)}"
         super().__init__(box, spans=SPANS if trace else 0)
         self.find_store()
-        self.counter.refresh()  # finds earlier groups' connections: bytes sent before are not counted
+        self.sockets.refresh()  # finds earlier groups' connections: bytes sent before are not counted
         self.start()
         self.steps = Steps(self)
 

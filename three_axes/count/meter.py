@@ -90,11 +90,11 @@ class Recorder(Listener):
 
     def __init__(self, box: int | None = None, on: bool = True, spans: int = 1_000_000):
         self.box, self.on, self.most_spans = box, on, spans
-        self.counter, self.moves = wire.Sockets(), Moves()
+        self.sockets, self.moves = wire.Sockets(), Moves()
         self.moves.open = self._under_way
         self.moves.forbids = lambda: interposer.beside.forbids() if interposer.beside else ""
         self._thread = threading.local()  # what this thread is issuing (operation), and when (issued_at)
-        self.last: dict | None = None  # the collective issued last, as written to the box
+        self.last: dict | None = None  # the collective issued last, as in the box; None without a box
         self._known_groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
         self.watch: Callable[[Call], None] | None = None  # called with each collective before it begins
         self.queue: Queue | None = None  # collectives on the GPU; set by `count --watch`
@@ -103,21 +103,21 @@ class Recorder(Listener):
         self.start()
 
     def close(self) -> None:
-        """Restore PyTorch's operators, and listen no more."""
+        """Stop listening, and close the sockets."""
         if self.on:
             interposer.remove(self)
-            self.counter.close()
+            self.sockets.close()
 
     def start(self) -> None:
         """Count from here on."""
         self.rows: dict[tuple[str, str], CollectiveCount] = {}
         self._open: list[Issued] = []
-        self._unassigned: list[CollectiveCount] = []
+        self._unassigned: list[CollectiveCount] = []  # rows whose bytes on the wire are not known yet
         self._in_flight = self._peak = self._number = self._ended_unawaited = 0
         # Works of collectives that ended before any wait, and are not open any more.
         self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
-        self._by_future: weakref.WeakSet[dist.Work] = weakref.WeakSet()  # Works whose future was taken
         self._ended_tensors: set[int] = set()  # storages of their results, for functional collectives
+        self._by_future: weakref.WeakSet[dist.Work] = weakref.WeakSet()  # Works whose future was taken
         # All receives begun, also those from a given rank, by their channel's `any_source`.
         self._receives: Counter[Channel] = Counter()
         # Works for which a wait failed, perhaps by a timeout: their connection may be lost.
@@ -132,8 +132,8 @@ class Recorder(Listener):
         if interposer.fabric:
             interposer.fabric.late = 0
         self._unseen = not wire.available  # whether bytes were sent that the operating system does not count
-        self.counter.forget()
-        self._before = self.counter.read()
+        self.sockets.forget()
+        self._before = self.sockets.read()
         self._assigned = sum(self._before.values())
         if self.box is not None:
             os.pwrite(self.box, bytes(BOX_BYTES), 0)
@@ -142,9 +142,9 @@ class Recorder(Listener):
         """If this group is new, find its connections. Bytes sent to set them up belong to no collective."""
         if self.on and group is not None and group not in self._known_groups:
             self._known_groups.add(group)
-            before = self.counter.total()
-            self.counter.refresh()
-            self._assigned += self.counter.total() - before
+            before = self.sockets.total()
+            self.sockets.refresh()
+            self._assigned += self.sockets.total() - before
 
     def finish(self) -> None:
         """Wait for collectives that were begun and never waited for, so that they do not overlap those of the
@@ -161,9 +161,9 @@ class Recorder(Listener):
         if not self.on:
             return Report(spans=self.spans, levels=self.levels)
         under_way = sum(not issued.has_ended() for issued in self._open)
-        self._assign(is_calm=not under_way)
-        self.counter.refresh()  # connections made by groups that no collective has used
-        now = self.counter.read()
+        self._assign(all_ended=not under_way)
+        self.sockets.refresh()  # connections made by groups that no collective has used
+        now = self.sockets.read()
         sent = {ports: n - self._before.get(ports, 0) for ports, n in now.items()}
         not_waited = self.not_waited()
         self._close(self._open)
@@ -191,7 +191,7 @@ class Recorder(Listener):
         unknown = set(map(id, self._unassigned))
         return [replace(row, wire=None) if id(row) in unknown else copy(row) for row in self.rows.values()]
 
-    def calm(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no collective is under way."""
         return all(issued.has_ended() for issued in self._open)
 
@@ -396,7 +396,7 @@ class Recorder(Listener):
 
     def _assign_if_idle(self) -> None:
         """If no collective is under way, assign the bytes sent since the last such moment, and close all."""
-        if self.calm():
+        if self.is_idle():
             unawaited = self._unawaited()
             self._ended_unawaited += len(unawaited)
             self._ended.update(issued.work for issued in unawaited if isinstance(issued.work, dist.Work))
@@ -405,14 +405,14 @@ class Recorder(Listener):
             self._in_flight = 0
             self._assign()
 
-    def _assign(self, is_calm: bool = True) -> None:
+    def _assign(self, all_ended: bool = True) -> None:
         """Assign the bytes sent since the last time to the row of the collectives begun since.
 
         If these belong to several rows, their bytes cannot be separated: each row gets None, and only the
-        total is known. is_calm: whether all have ended; if not, the rows get None too.
+        total is known. all_ended: whether all have ended; if not, the rows get None too.
         """
-        total = self.counter.total()
-        is_known = wire.available and is_calm and len(self._unassigned) == 1
+        total = self.sockets.total()
+        is_known = wire.available and all_ended and len(self._unassigned) == 1
         for row in self._unassigned:
             row.wire = row.wire + total - self._assigned if is_known and row.wire is not None else None
         self._assigned = total
