@@ -91,7 +91,7 @@ def test_a_rank_that_moved_never_looks_as_before():
     for step in (
         lambda: moves.begin(ALL, ""),
         lambda: moves.wait_begins(lambda: Waiting(())),
-        moves.go_on,
+        moves.wait_ends,
         lambda: moves.take_back(ALL),
     ):
         step()

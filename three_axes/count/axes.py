@@ -54,7 +54,7 @@ class AxisNames:
 
     @contextmanager
     def declared(self, named: Iterable[tuple[str, Sequence[int]]]):
-        """In this block, a group of these ranks has this axis. named: (axis, ranks)."""
+        """In this block, groups have the axes that a user declares. named: (axis, ranks of the group)."""
         before, self._declared = self._declared, dict(self._declared)
         for name, ranks in named:
             key = tuple(sorted(ranks))
@@ -112,11 +112,12 @@ class AxisNames:
         declared = self._declared.get(tuple(sorted(ranks))) if self._declared else None
         asked: Collection[str] = declared or self._asked.get(group.group_name) or ()
         resolved, self._resolved = self._resolved, None
+        # First choice: the only name under which the group was requested, or the group's own name.
         if described != "world" and (len(asked) == 1 or not asked and not described.startswith("ranks ")):
             return next(iter(asked), described)
         if resolved and resolved[0] == group.group_name:
             return resolved[1]
-        # A message may be sent over a larger group than the one that is declared.
+        # A message may be sent over a larger group than the one that was declared.
         ends = set() if peer is None else {ranks[me], ranks[peer]}
         holding = (names for held, names in self._declared.items() if ends and ends <= set(held))
         only: Collection[str] = asked if len(asked) == 1 else set().union(*holding)

@@ -87,7 +87,7 @@ class Counter(Recorder):
         return mine
 
     def all_have_reported(self) -> bool:
-        """Whether the reports of all ranks have arrived."""
+        """Whether the reports of all ranks have arrived; also True if there is no store (any more)."""
         try:
             return self.store is None or self.store.check([str(r) for r in range(self.size)])
         except RuntimeError:  # the store ended with the process that held it
