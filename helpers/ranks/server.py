@@ -42,7 +42,7 @@ class Unnamed(NamedTuple):
 
 
 FILES = "too many files are open: `ulimit -n` prints the limit"
-WHY = {
+WHY = {  # error number -> why no process could be started
     errno.EMFILE: FILES,
     errno.ENFILE: FILES,
     errno.EAGAIN: "no more processes may be started: `ulimit -u` prints the limit",

@@ -42,7 +42,7 @@ CLOSE_SECONDS = 60.0  # for a call's thread to notice that its world is closed; 
 # Seconds before a call shows output while it runs.
 STREAM_AFTER = float(os.environ.get("THREE_AXES_STREAM_AFTER", 2))
 
-_WORLDS = object()  # a call without a timeout of its own has the world's
+_WORLDS = object()  # the default timeout of a call: the timeout of its world
 _world_numbers = itertools.count(1)
 _open: weakref.WeakSet[World] = weakref.WeakSet()
 
