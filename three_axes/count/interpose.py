@@ -170,8 +170,8 @@ class Network(Protocol):
     failed: dict[dist.Work, Exception]  # errors of delayed operations
     awaited_in_python: weakref.WeakSet[dist.Work]  # Works for which Python code has called `wait`
 
-    def come(self, name, group, members, me, root, tag, payload):
-        """This rank calls a collective. payload: bytes. Returns a ticket, which `hold` takes."""
+    def announce(self, name, group, members, me, root, tag, payload):
+        """Tell the other ranks that this one calls a collective. Returns a ticket, which `hold` takes."""
 
     def hold(self, ticket, group, work, result) -> dist.Work:
         """A Work that ends when `work` would end on the emulated network. result: that of its future."""
@@ -316,7 +316,7 @@ class Interposer:
                 self._watch_backward()
             ticket, fabric = None, self.fabric
             if fabric and operator != "recv_any_source_":
-                ticket = fabric.come(name, group.group_name, members, me, root, issued.tag, payload)
+                ticket = fabric.announce(name, group.group_name, members, me, root, issued.tag, payload)
             self.is_issuing = True
             try:
                 result = original.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
