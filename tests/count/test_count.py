@@ -332,7 +332,7 @@ def test_places_are_told_once_and_again_when_they_change_or_after_a_minute(monke
     clock, said = SimpleNamespace(now=0.0, monotonic=lambda: clock.now), []
     for module in (watch, standstill):
         monkeypatch.setattr(module, "time", clock)
-    counter = SimpleNamespace(size=1, store=None, meet=lambda: None)
+    counter = SimpleNamespace(size=1, store=None, find_store=lambda: None)
     watched = watch.Watch(counter, said.append, lambda: None)
     watched.stop()
 
