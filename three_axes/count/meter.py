@@ -290,7 +290,7 @@ class Recorder(Listener):
         operation = issued.operation._replace(limit=min(issued.operation.limit, limit))
         if operation.channel.kind != "recv_any" or self.has_failed:
             return operation
-        begun = self._receives[operation.channel]  # read before `_open`: `begun` adds to that first
+        begun = self._receives[operation.channel]  # read before `_open`, to which `begun` adds first
         others = (one for one in self._open if one is not issued and _is_receive(one.operation.channel))
         is_known = all(one.has_ended() for one in others)
         return operation._replace(received=begun - 1) if is_known else operation
