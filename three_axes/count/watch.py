@@ -198,9 +198,8 @@ class Watch:
             if self._standstill.seconds > AGAIN or now - self._printed.get(where, -AGAIN) > AGAIN:
                 self._is_printed, self._printed[where] = True, now
                 wait = not silent and all(one.has_ended or one.snapshot.waiting for one in known.values())
-                why = [
-                    f"rank {r} {one.snapshot.why}" for r, one in known.items() if one.snapshot.why and wait
-                ]
+                reasons = {r: one.snapshot.why for r, one in known.items() if wait}
+                why = [f"rank {r} {reason}" for r, reason in reasons.items() if reason]
                 more = [f"That is no proof of a hang: {'; '.join(why[:3])}."] if why else []
                 head = f"\nin this job {self._standstill}:"
                 self._say("\n".join([head, *_table(known, silent), *more]))
@@ -234,8 +233,7 @@ def box() -> int | None:
 
 
 def _folder() -> Path | None:
-    """The folder of this rank in this start of the job, if torchrun made one. The folders of the host's other
-    ranks are beside it.
+    """This rank's folder for this start of the job, if torchrun made one. Those of other ranks are beside it.
     """
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return Path(file).parent if file else None
