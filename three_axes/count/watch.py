@@ -233,8 +233,7 @@ def box() -> int | None:
 
 
 def _folder() -> Path | None:
-    """This rank's folder for this start of the job, if torchrun made one. Those of other ranks are beside it.
-    """
+    """This rank's folder for this start of the job, if torchrun made one; other ranks' are beside it."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return Path(file).parent if file else None
 
