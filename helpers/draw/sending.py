@@ -175,7 +175,7 @@ def waiting(error) -> Picture:
         look = dict(facecolor="none" if done else rank_colour(r), edgecolor=INK, linewidth=1.2, zorder=3)
         ax.add_patch(plt.Circle(spot(r), 0.2, **look))
         write_rank(ax, *spot(r), r, 12, outline=2.5, zorder=4)
-        does = {wait.operation.channel.kind: wait.brought for wait in proof.every if wait.rank == r}
+        does = {wait.operation.channel.kind: wait.signature for wait in proof.every if wait.rank == r}
         names = {"send": "sends", "recv": "receives", "recv_any": "receives"}
         words = ", ".join(names.get(kind, brought.split(" ")[0]) for kind, brought in does.items())
         x, y = (1.32 * part for part in spot(r))

@@ -84,7 +84,7 @@ class Fabric:
         self.awaited_in_python: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._lock, self._closed = threading.Lock(), threading.Event()
 
-    def come(
+    def announce(
         self, op: str, group: str, members: list[int], me: int, peer: int | None, tag: int, payload: float
     ) -> Ticket:
         """Announce to the other ranks that this rank calls `op` now; to be called before `op` begins.

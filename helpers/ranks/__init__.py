@@ -1,7 +1,10 @@
-"""Real ranks beside the kernel: start, call, fail, explain."""
+"""Ranks in processes of their own, beside a notebook's: `World` starts them, calls functions on them, and
+explains errors.
+"""
 
 from three_axes.doors import door
 
+# module -> its public names. A module is loaded when one of its names is first used.
 __getattr__, __dir__ = door(
     __name__,
     current=[

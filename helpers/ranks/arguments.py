@@ -1,4 +1,4 @@
-"""What a World and its calls accept. Each refusal says what was given, what is allowed, and what to do."""
+"""Checks the arguments of `World` and of its calls. Each error says what was given, and what is allowed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from three_axes.paper import Network
 
 
 def check(n: int, gpus: bool, counted: bool, fabric: Network | None, memory: float | None) -> None:
-    """The arguments of World. Raises TypeError and ValueError."""
+    """Check the arguments of World: n ranks, on GPUs or not, counted or not, an emulated network (`fabric`),
+    a limit of memory in bytes. Raises TypeError and ValueError.
+    """
     whole = "the number of ranks is a whole number from 1 to 64, such as World(4)"
     if isinstance(n, bool) or not isinstance(n, int):
         raise TypeError(f"World({n!r}): {whole}")

@@ -1,6 +1,4 @@
-"""For functions that run on a rank: the rank that this process is, its variables, its counts and memory, and
-the progress of its call.
-"""
+"""Functions for code that runs on a rank: its variables, its counts and memory, the progress of its call."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from three_axes.count import CollectiveCount, Span
 
 
 class Rank(Protocol):
-    """The part of `worker.Rank` that functions on a rank use."""
+    """The attributes of `worker.Rank` that this module uses."""
 
     device: Any
     recorder: Any
@@ -103,7 +101,7 @@ def spans_so_far() -> list[Span]:
 def open_collectives() -> OpenCollectives:
     """Whether one of this rank's collectives has not ended, and how many were not waited for."""
     recorder = _here("open_collectives").recorder
-    return OpenCollectives(not recorder.calm(), recorder.not_waited())
+    return OpenCollectives(not recorder.is_idle(), recorder.not_waited())
 
 
 def finish_collectives() -> None:

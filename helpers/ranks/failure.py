@@ -1,8 +1,7 @@
-"""The error messages for a call that fails on the ranks.
+"""Writes the error messages for a call that fails on the ranks.
 
-Each function takes what is known and returns the text. The order is always the same: which ranks failed and
-how, the line of the reader's code, what the other ranks were doing, and whether the ranks keep their
-variables.
+Every message has the same order: which ranks failed and how, the line of the user's code, what the other
+ranks were doing, and whether the ranks keep their variables.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from three_axes.table import human, ranks
 
 from .messages import Error
 
+# Sentences of the messages.
 KILLED = "If you did not do that, the machine ran out of memory: use a smaller model, batch or world"
 RETURN = "Return numbers, strings, tensors, or lists and dicts of them.\n"
 
@@ -37,11 +37,12 @@ FRESH = "All ranks were started afresh: the variables of earlier cells are gone,
 
 
 class RankError(RuntimeError):
-    """A call on the ranks failed. `ranks` are the ranks at fault; after a timeout, those that had not ended.
-    `kind` is one of 'raised', 'died', 'timeout', 'deadlock', 'result', or 'disagree' (the call ended, but
-    ranks called a collective with arguments that do not match). `state_kept`: whether the ranks keep their
-    variables. `seen` is a list with the status of each rank; `deadlock` is the proof that some ranks could
-    not continue, or None. The message is written for the reader."""
+    """A call on the ranks failed. ranks: the ranks at fault; after a timeout, those that had not ended. kind:
+    'raised', 'died', 'timeout', 'deadlock', 'result' (it cannot be sent or read), or 'disagree' (the call
+    ended, but ranks called a collective with arguments that do not match). state_kept: whether the ranks keep
+    their variables. seen: the status of each rank. deadlock: the proof that some ranks could not continue, or
+    None.
+    """
 
     def __init__(
         self,

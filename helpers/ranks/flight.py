@@ -1,10 +1,10 @@
-"""PyTorch's flight recorder for ranks over gloo: the last collectives of a rank, with stacks, in a file.
+"""Writes a rank's last collectives on gloo, with stacks, to a file, like PyTorch's flight recorder on NCCL.
 
-In a job on GPUs NCCL's watchdog writes this file when a collective times out; TORCH_FR_DUMP_TEMP_FILE is the
-start of its path. gloo records collectives too (up to TORCH_FR_BUFFER_SIZE entries, 2000 by default), but
-writes no file. So if the variable is set when a World is made whose ranks compute on the CPU, every living
-rank writes its file when it is asked where it is: when a call fails, or nothing has moved for some seconds. A
-World on GPUs writes none, because it turns the watchdog's files off (`devices.NCCL`).
+In a job on GPUs NCCL's watchdog writes this file when a collective times out; the environment variable
+TORCH_FR_DUMP_TEMP_FILE has the start of its path. PyTorch also records gloo's collectives, but writes no
+file. So if the variable is set when a World on the CPU is made, each living rank writes its file when the
+kernel asks where it is: when a call fails, or no rank has moved for some seconds. A World on GPUs writes
+none, because it turns the watchdog's files off (`devices.NCCL`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks that a launcher started: how they join, raise errors together, lock a run's folder, and end."""
+"""For ranks that a launcher (torchrun) started: join, raise errors together, lock a run's folder, end."""
 
 from __future__ import annotations
 

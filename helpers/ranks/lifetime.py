@@ -1,4 +1,4 @@
-"""How long a rank lives: as long as its kernel. Processes that a rank starts live as long as its world."""
+"""Ends a rank's process when the notebook's kernel ends, and with a rank the processes that it has forked."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from . import current
 
 
 def end_with_kernel(leash) -> None:
-    """Leave the kernel's session, because Jupyter sends its signals there, but die when the kernel dies, in
-    whatever way.
+    """Leave the kernel's session, because Jupyter sends its signals there, but end whenever the kernel ends.
 
-    Only the kernel holds the other end of `leash`, and nothing is ever written to it. When that end is
-    closed, the operating system signals this process, so no thread needs to be free to notice. On Linux the
-    signal is SIGKILL to the whole process group. It also ends a stopped rank, a rank that ignores signals,
-    and the processes that a rank has started (the processes of a pool wait for ever when their parent is
-    dead). Elsewhere the signal is SIGIO.
+    leash: one end of a pipe; only the kernel holds the other, and nothing is ever written to it. When the
+    kernel's end is closed, the operating system signals this process, so no thread needs to be free to
+    notice. On Linux the signal is SIGKILL to the whole process group. It also ends a stopped rank, a rank
+    that ignores signals, and processes that the rank has started. Elsewhere the signal is SIGIO.
     """
     if os.getsid(0) != os.getpid():  # a rank that was spawned has its own already
         os.setsid()
@@ -43,7 +41,7 @@ def _end_with_rank() -> None:
 
 
 def name_process(name: str) -> None:
-    """What `ps` and `top` show. Linux only."""
+    """Set the name that `ps` and `top` print for this process. Linux only."""
     if sys.platform == "linux":
         pr_set_name = 15
         ctypes.CDLL(None).prctl(pr_set_name, name.encode()[:15], 0, 0, 0)

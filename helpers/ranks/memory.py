@@ -1,4 +1,4 @@
-"""The uses of a rank's memory: exact bytes of its tensors, and the resident memory of its process."""
+"""Measures a rank's memory: exact bytes of its tensors, and the resident memory of its process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import current
 class Held:
     """Bytes that autograd keeps for backward. now: the bytes at this moment; peak: the most so far.
 
-    A piece of memory that several operations save counts once.
+    Memory that several operations save counts once.
     """
 
     def __init__(self):

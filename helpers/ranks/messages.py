@@ -18,7 +18,6 @@ from three_axes.paper import Network
 
 MESSAGE = 2000  # characters of an error's message that are printed
 
-
 # When a function uses `torch` and `x.ops`, cloudpickle also sends torch.ops, which is not a module and cannot
 # be pickled by name. This function pickles it, in the kernel and on the ranks.
 copyreg.pickle(type(torch.ops), lambda _: (getattr, (torch, "ops")))

@@ -1,4 +1,4 @@
-"""End a call at once when its ranks wait for each other for ever, instead of at its timeout."""
+"""Polls the ranks during a call, to end it if they wait for each other for ever, and not at its timeout."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ AGAIN = 1.0  # seconds between two reports of where ranks are: a rank that compu
 
 class Polls:
     """Polls a call's ranks from time to time. found: the proof that no rank can ever continue, once there is
-    one. nobody_waits: whether the reader's code has returned on all ranks, and they are blocked only in
-    operations that this code started and never waited for. note: is called with the positions of all ranks
-    as text when none has moved for some seconds, and with '' when a rank has moved again.
+    one. nobody_waits: whether the user's code has returned on all ranks, and they are blocked only in
+    operations that this code started and never waited for. number: the call's. note: is called with the
+    positions of all ranks as text when none has moved for some seconds, and with '' when a rank has moved.
     """
 
     def __init__(self, ranks: Processes, number: int, note: Callable[[str], None] = lambda places: None):
@@ -30,10 +30,12 @@ class Polls:
         self.nobody_waits = False
         self._turns = itertools.count(step=2)  # a poll begins when all answers to the last one have been read
         self._standstill = Standstill(course=True)
-        self._note, self._due = note, lines.STILL  # after how many seconds without a movement to note
+        self._note, self._due = note, lines.STILL  # seconds without a move after which `note` is called
 
     def is_proven(self, done: dict[int, tuple], captured) -> bool:
-        """Poll the ranks if it is time. done: answers of ranks that have ended the call; may get more."""
+        """Poll the ranks if it is time. done, captured: answers of ranks that have ended the call, and what
+        the ranks have printed; both may get more.
+        """
         if time.monotonic() < self._next:
             return False
         self._poll(done, captured)
@@ -54,10 +56,10 @@ class Polls:
         self._ranks.tell("moves", question, self._number)
         late = (self._number, done)
         answers = self._ranks.collect("moves", question, everybody, ANSWER, captured, late=late)
-        looks = {r: look for r, (look, _) in answers.items() if look}
+        states = {r: snapshot for r, (snapshot, _) in answers.items() if snapshot}
         turn = next(self._turns)
         self.found = self._standstill.judge(
-            [Reading(looks[r].moves, turn, looks[r]) if r in looks else None for r in everybody]
+            [Reading(states[r].moves, turn, states[r]) if r in states else None for r in everybody]
         )
         # Ranks whose code has returned block nobody. Operations that they never waited for are ended later.
         returned = done.keys() | {r for r, (_, has_returned) in answers.items() if has_returned}

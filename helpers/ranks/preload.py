@@ -1,6 +1,6 @@
-"""What the fork server imports before the first rank is forked, so that every rank starts with it imported.
+"""The fork server imports this module before it forks the first rank. So each rank starts with these imports.
 
-FSDP, DTensor and pipelining are imported too: a rank that imported them by itself would take seconds.
+FSDP, DTensor and pipelining are among them: a rank that imported them by itself would take seconds.
 """
 
 import gc

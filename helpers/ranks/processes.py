@@ -1,4 +1,4 @@
-"""The processes of one world, the messages to and from them, and how they end."""
+"""Starts and ends the processes of one world, and exchanges messages with them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .failure import RankStatus
 from .messages import Setup
 
 ANSWER_SECONDS = 1.0  # for a rank to answer where it is, also on a busy machine
-READ_BYTES = 1 << 20  # read from a rank at a time
+READ_BYTES = 1 << 20  # bytes that are read from a rank at a time
 TICK = 0.1  # seconds between two polls of a call
 UNKNOWN_EXIT = 255  # multiprocessing's exit code of a process whose fork server ended before the process did
-START_SECONDS = 180  # for a rank's imports on a slow or busy machine; a process that ends is noticed at once
+START_SECONDS = 180  # for a rank's imports on a slow or busy machine
 
 
 def _is_stopped(pid: int) -> bool:

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]  # the folder that contains `helpers`
 
 
 class Unnamed(NamedTuple):
-    """A process that has not received its rank yet, and the kernel's ends of its pipes."""
+    """A process that has not received its rank yet, and the kernel's ends of its three pipes."""
 
     process: BaseProcess
     control: Connection
@@ -42,7 +42,7 @@ class Unnamed(NamedTuple):
 
 
 FILES = "too many files are open: `ulimit -n` prints the limit"
-WHY = {
+WHY = {  # error number -> why no process could be started
     errno.EMFILE: FILES,
     errno.ENFILE: FILES,
     errno.EAGAIN: "no more processes may be started: `ulimit -u` prints the limit",

@@ -1,8 +1,9 @@
-"""One rank: a process that joins the group, waits for calls, runs them, and answers.
+"""One rank: a process that joins the group, waits for calls from the notebook's kernel, runs them, and
+answers.
 
-The main thread runs the reader's code. A second thread listens to the kernel all the time, so that a rank
-that is blocked in a collective can still report its position and be freed. That cuts the rank's TCP
-connections; its pipes to the kernel are no TCP connections, and stay.
+The main thread runs the user's code. A second thread listens to the kernel all the time. So a rank whose main
+thread is blocked in a collective can still report its position, and be freed by cutting its TCP connections.
+(Its pipes to the kernel are no TCP connections, and stay.)
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class Rank:
             kind, number, *details = self.jobs.get()
             if kind == "join":
                 had_groups = _has_groups()
-                with self.recorder.moves.before.adopting():
+                with self.recorder.moves.baseline.adopting():
                     self._join(*details)
                 self._send("joined", number, had_groups)
             else:
@@ -150,7 +151,7 @@ class Rank:
         rendezvous = os.path.join(self.setup.folder, f"meeting-{generation}")
         own = dict(timeout=timedelta(minutes=30), rank=self.setup.rank, world_size=self.setup.size)
         dist.init_process_group(devices.BACKENDS[self.device.type], init_method=f"file://{rendezvous}", **own)
-        self.recorder.look(dist.group.WORLD)  # find the group's connections once, not in every call
+        self.recorder.find_connections(dist.group.WORLD)  # once, not in every call
         if self.setup.fabric:
             interposer.use(Fabric(self.setup.fabric, self.setup.folder, generation))
         # Groups are found by name. A mesh made before must not find another group under its old name.
@@ -271,7 +272,7 @@ class Rank:
                 question, number = details
                 # Not counted, no moves are recorded; until the call has begun, they are of the previous call.
                 is_recorded = self.recorder.on and number in (self.running, self.ended)
-                state = self.recorder.moves.look(self.ended == number) if is_recorded else None
+                state = self.recorder.moves.snapshot(self.ended == number) if is_recorded else None
                 self._send("moves", question, state, self.returned == number)
             elif kind == "abort":
                 self.freeing = threading.Thread(target=self._abort, args=details, daemon=True)

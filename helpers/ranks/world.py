@@ -6,9 +6,8 @@
 
 On Linux the processes are forked from a small server that has imported torch already
 (`multiprocessing`'s forkserver), and not from the kernel. So they start in a tenth of a
-second, and also when the kernel has used CUDA or OpenMP already. On macOS each is
-spawned, which takes seconds, so a few spare processes are spawned in advance
-(`ranks.server`).
+second, also if the kernel has used CUDA or OpenMP. On macOS each is spawned, which takes
+seconds, so a few spare processes are spawned in advance (`ranks.server`).
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from .messages import Setup, dumps
 from .polls import Polls
 from .processes import START_SECONDS, GarbledMessage, Processes, WorldClosed
 
-# Time limits: for all ranks to form the group again, on a busy machine;
-REJOIN_SECONDS = 60.0
-MEET_SECONDS = 60.0  # for the first all-reduce of ranks that share GPUs;
-# for a rank to leave the operation that blocks it, without GPUs and with. Then all ranks are started afresh.
+# Time limits.
+REJOIN_SECONDS = 60.0  # for all ranks to form the group again, on a busy machine
+MEET_SECONDS = 60.0  # for the first all-reduce of ranks that share GPUs
+# For a rank to leave the operation that blocks it, without GPUs and with. Then all ranks are started afresh.
 ABORT_SECONDS = {False: 0.5, True: 10.0}
 CLOSE_SECONDS = 60.0  # for a call's thread to notice that its world is closed; usually 0.2 s are enough
 # Seconds before a call shows output while it runs.
 STREAM_AFTER = float(os.environ.get("THREE_AXES_STREAM_AFTER", 2))
 
-_WORLDS = object()  # a call without a timeout of its own has the world's
+_WORLDS = object()  # the default timeout of a call: the timeout of its world
 _world_numbers = itertools.count(1)
 _open: weakref.WeakSet[World] = weakref.WeakSet()
 

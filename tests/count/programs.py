@@ -18,7 +18,7 @@ from functools import cache
 from typing import NamedTuple
 
 from three_axes.count.deadlock import Deadlock, prove
-from three_axes.count.moves import Begun, Channel, Look, Moves, Operation, Waiting, anybodys, sides_of
+from three_axes.count.moves import Begun, Channel, Moves, Operation, Snapshot, Waiting, any_source, sides_of
 from three_axes.paper.collectives import needs
 
 NUMBERS = 100  # elements of each tensor
@@ -59,7 +59,7 @@ def random_program(draw: random.Random) -> Program:
             channel, op = Channel("send", "world", world, source, target, draw.choice([0, 0, 1])), None
         sides = sides_of(channel)
         if not op and from_anybody.setdefault((target, channel.tag), draw.random() < 0.25):
-            sides[target] = anybodys(channel)
+            sides[target] = any_source(channel)
         for rank, its in sides.items():
             peer = root if op else target if its.kind == "send" else source
             ranks[rank].append(Begin(its, op or its.kind, peer, draw.random() < 0.6))
@@ -164,15 +164,15 @@ class Model:
     def _count(self, rank: int, channel: Channel, state: State) -> int:
         return self.moments[rank][state[rank]].begun.get(channel, Begun()).count
 
-    def look(self, rank: int, state: State) -> Look:
+    def look(self, rank: int, state: State) -> Snapshot:
         """What the recorder would report of the rank."""
         moment, ended = self.moments[rank][state[rank]], self.has_ended(rank, state)
         if not (ended or moment.waiting):
-            return Look(0)
+            return Snapshot(0)
         waited = moment.waiting.operations if moment.waiting and not ended else ()
         open_ = tuple(o for o in moment.begins if o not in waited and not self._is_over(o, state))
         stands = Waiting(tuple(self._as_seen(rank, o, state) for o in waited)) if waited else None
-        return Look(0, stands, ended, moment.begun, open_)
+        return Snapshot(0, stands, ended, moment.begun, open_)
 
     def _is_over(self, operation: Operation, state: State) -> bool:
         """Whether all ranks that the operation needs have started it. A receive from any rank is over if its
@@ -181,7 +181,7 @@ class Model:
         channel = operation.channel
         if channel.kind == "recv_any":
             return self._taken(channel, state) >= operation.number
-        if (place := self.takes.get((anybodys(channel), channel.source))) is not None:
+        if (place := self.takes.get((any_source(channel), channel.source))) is not None:
             return state[place] >= operation.number
         sides = sides_of(channel)
         return all(self._count(r, sides[r], state) >= operation.number for r in operation.needs)
@@ -220,9 +220,9 @@ def check(program: Program) -> bool:
             # As far as the recorder knows, a receive from any rank might take a send: no proof is possible.
             looks = [model.look(r, state) for r in range(model.n)]
             channels = [
-                o.channel for look in looks for o in (look.stands or Waiting(())).operations + look.open
+                o.channel for look in looks for o in (look.waiting or Waiting(())).operations + look.open
             ]
-            unlike = any(c.kind == "recv_any" or (anybodys(c), c.source) in model.takes for c in channels)
+            unlike = any(c.kind == "recv_any" or (any_source(c), c.source) in model.takes for c in channels)
             assert unlike, ("not proven", program, state)
         assert not (ends and proof), ("has ended", program, state)
         always &= ends or bool(nexts)

@@ -26,9 +26,9 @@ from helpers.ranks.current import span
 from three_axes import counting, pytorch_private
 from three_axes.count import counter, standstill, watch
 from three_axes.count.against import against
-from three_axes.count.moves import Ahead, Begun, Channel, Look, Operation, Waiting
+from three_axes.count.moves import Begun, Channel, GpuProgress, Operation, Snapshot, Waiting
 from three_axes.count.report import CollectiveCount, Report
-from three_axes.count.states import State, may_be_freed, unlike
+from three_axes.count.states import State, may_be_freed, mismatched
 from three_axes.lines import Line
 from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.plan import MODELS, Job, Layout
@@ -332,14 +332,14 @@ def test_places_are_told_once_and_again_when_they_change_or_after_a_minute(monke
     clock, said = SimpleNamespace(now=0.0, monotonic=lambda: clock.now), []
     for module in (watch, standstill):
         monkeypatch.setattr(module, "time", clock)
-    counter = SimpleNamespace(size=1, store=None, meet=lambda: None)
+    counter = SimpleNamespace(size=1, store=None, find_store=lambda: None)
     watched = watch.Watch(counter, said.append, lambda: None)
     watched.stop()
 
     def stays(seconds: int, moves: int, line: int) -> int:
         """The number of notes so far, after the rank has stayed `seconds` in `line`."""
         for beat in range(seconds):
-            watched._judge([State(beat, Look(moves), Line("train.py", line, "step"))])
+            watched._judge([State(beat, Snapshot(moves), Line("train.py", line, "step"))])
             clock.now += 1
         return len(said)
 
@@ -357,24 +357,24 @@ MESSAGE = Channel("recv", "0", (0, 1, 2), 1, 0)
 
 def waiting_in(channel: Channel) -> State:
     operation = Operation(channel, 1, (0, 1))
-    return State(9, Look(1, Waiting((operation,)), begun={channel: Begun(1)}))
+    return State(9, Snapshot(1, Waiting((operation,)), begun={channel: Begun(1)}))
 
 
 @pytest.mark.parametrize(
     "channel, gone, frees", [(PAIR, 1, True), (PAIR, 2, False), (MESSAGE, 1, True), (MESSAGE, 2, False)]
 )
 def test_the_end_of_a_process_frees_who_is_in_an_operation_with_it(channel, gone, frees):
-    told = {0: waiting_in(channel), gone: State(9, Look(1, ended=True))}
+    told = {0: waiting_in(channel), gone: State(9, Snapshot(1, ended=True))}
     assert may_be_freed(told) is frees
 
 
 def test_what_ranks_bring_to_one_collective_is_held_against_each_other():
-    oldest = {"channel": PAIR, "nth": 3, "brought": "all_reduce of float32[2]"}
-    one = State(1, Look(1), ahead=Ahead(12, 2, oldest), begun={PAIR: [(12, "barrier")]})
-    other = State(1, Look(1), begun={PAIR: [(2, "barrier"), (3, "all_reduce of float32[3]")]})
-    (words,) = unlike({0: one, 1: other})
+    oldest = {"channel": PAIR, "nth": 3, "signature": "all_reduce of float32[2]"}
+    one = State(1, Snapshot(1), gpu=GpuProgress(12, 2, oldest), begun={PAIR: [(12, "barrier")]})
+    other = State(1, Snapshot(1), begun={PAIR: [(2, "barrier"), (3, "all_reduce of float32[3]")]})
+    (words,) = mismatched({0: one, 1: other})
     assert "number 3 of ranks 0 and 1" in words and "rank 1: all_reduce of float32[3]" in words
-    assert not [*unlike({0: one, 1: other._replace(begun={PAIR: other.begun[PAIR][:1]})})]
+    assert not [*mismatched({0: one, 1: other._replace(begun={PAIR: other.begun[PAIR][:1]})})]
 
 
 def test_a_report_from_the_store_is_data():

@@ -16,7 +16,7 @@ from helpers import draw
 from helpers.ranks import current
 from helpers.ranks.failure import RankError
 from three_axes.count.deadlock import prove
-from three_axes.count.moves import Channel, Look, Moves, Operation, Waiting
+from three_axes.count.moves import Channel, Moves, Operation, Snapshot, Waiting
 from three_axes.paper.collectives import needs
 
 PROGRAMS = int(os.environ.get("THREE_AXES_PROGRAMS", 100))  # random programs to check
@@ -28,14 +28,14 @@ def message(kind, source, target, tag=0):
     return Channel(kind, "world", (0, 1, 2), source, target, tag)
 
 
-def rank(*begun, stands=None, needs=(), every=True, brought="all_reduce of float32[3]"):
+def rank(*begun, stands=None, needs=(), every=True, signature="all_reduce of float32[3]"):
     """The state of a rank that has started operations on the channels `begun`. It waits for those at the
     places `stands`, for all of them or (`every` false) for any.
     """
     moves = Moves()
-    operations = [Operation(channel, moves.begin(channel, brought), needs) for channel in begun]
+    operations = [Operation(channel, moves.begin(channel, signature), needs) for channel in begun]
     waits = None if stands is None else Waiting(tuple(operations[i] for i in stands), every)
-    return Look(0, waits, stands is None, dict(moves.begun))
+    return Snapshot(0, waits, stands is None, dict(moves.begun))
 
 
 def test_who_waits_for_whom_is_told_in_words():
@@ -90,12 +90,12 @@ def test_a_rank_that_moved_never_looks_as_before():
     moves, seen = Moves(), []
     for step in (
         lambda: moves.begin(ALL, ""),
-        lambda: moves.stand(lambda: Waiting(())),
-        moves.go_on,
+        lambda: moves.wait_begins(lambda: Waiting(())),
+        moves.wait_ends,
         lambda: moves.take_back(ALL),
     ):
         step()
-        seen.append(moves.look().moves)
+        seen.append(moves.snapshot().moves)
     assert seen == sorted(set(seen))
 
 
@@ -110,27 +110,27 @@ def test_who_has_finished_never_comes():
 def test_what_does_not_fit_is_told_where_all_stand():
     meets = [
         rank(ALL, stands=[0], needs=(1, 2)),
-        rank(ALL, stands=[0], needs=(0, 2), brought="barrier"),
+        rank(ALL, stands=[0], needs=(0, 2), signature="barrier"),
         rank(ALL, stands=[0], needs=(0, 1)),
     ]
     proof = prove(meets)
     assert (proof.kind, proof.ranks) == ("disagree", [0, 1])
-    assert "number 1 of their group: rank 0 brought all_reduce of float32[3], rank 1 barrier." in str(proof)
-    for busy in (None, Look(0), meets[2]._replace(why="has a thread")):
+    assert "number 1 of their group: rank 0 called all_reduce of float32[3], rank 1 barrier." in str(proof)
+    for busy in (None, Snapshot(0), meets[2]._replace(why="has a thread")):
         assert prove([*meets[:2], busy]) is None
     told = [
-        rank(message("send", 0, 1), stands=[0], needs=(1,), brought="8 float32"),
-        rank(message("recv", 0, 1), stands=[0], needs=(0,), brought="16 float32"),
+        rank(message("send", 0, 1), stands=[0], needs=(1,), signature="8 float32"),
+        rank(message("recv", 0, 1), stands=[0], needs=(0,), signature="16 float32"),
     ]
-    assert "do not agree on message number 1 of theirs: rank 0 brought 8" in str(prove(told, course=True))
+    assert "do not agree on message number 1 of theirs: rank 0 passed 8" in str(prove(told, course=True))
     assert prove(told) is None, "PyTorch lets it pass, or raises"
 
 
 def test_a_receive_from_anybody_may_have_taken_the_message_that_seems_not_to_fit():
     takes = message("recv_any", None, 1)
     looks = [
-        rank(message("send", 0, 1), stands=[0], needs=(1,), brought="8 float32"),
-        rank(takes, message("recv", 0, 1), stands=[1], needs=(0,), brought="16 float32"),
+        rank(message("send", 0, 1), stands=[0], needs=(1,), signature="8 float32"),
+        rank(takes, message("recv", 0, 1), stands=[1], needs=(0,), signature="16 float32"),
     ]
     assert prove(looks) is prove(looks, course=True) is None
 

@@ -162,7 +162,7 @@ def test_a_script_that_names_cuda_is_counted_on_processors(tmp_path, script, row
     options = "--cpu", "--json", "counted.json", *axes, "train.py"
     done = forked.command("three_axes", "count", *options, cwd=tmp_path, ranks=2)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("cuda is the processor") == 1 and "4 steps of the optimizer" in done.stdout
+    assert done.stdout.count("cuda is the CPU") == 1 and "4 steps of the optimizer" in done.stdout
     told = json.loads((tmp_path / "counted.json").read_text())
     each = {(r["axis"], r["collective"]): r["payload"] for r in told["ranks"][0]["each"]}
     assert each[row] == payload and not any("calls" in said for said in told["between_ranks"])

@@ -103,7 +103,7 @@ def issue(recorder, call, work=None, sends=0):
     work = work or Work()
     recorder.begins(call)
     recorder.begun(call, work)
-    recorder.counter.sent["first"] += sends
+    recorder.sockets.sent["first"] += sends
     return work
 
 
@@ -111,13 +111,13 @@ def test_rows_add_up_and_what_overlaps_is_held_at_once(told):
     recorder = Recorder()
     first = issue(recorder, call(), sends=600)
     second = issue(recorder, call(axis="tp", payload=80, size=100, algorithmic=120), sends=30)
-    assert not recorder.calm()
+    assert not recorder.is_idle()
     told.clock.now = 1.5
     recorder.waited(first, 1.0)
     third = issue(recorder, call(payload=40, size=50, algorithmic=60))
     recorder.waited(third, 1.25)
     second.done = True
-    assert recorder.calm()
+    assert recorder.is_idle()
     rows = {row.axis: row for row in recorder.counted_so_far()}
     dp, tp = rows["dp"], rows["tp"]
     assert (dp.calls, dp.payload, dp.algorithmic, dp.members) == (2, 440, 660, (4, 5))
@@ -134,7 +134,7 @@ def test_bytes_belong_to_what_was_alone_under_way(told):
     for _ in range(2):
         recorder.waited(issue(recorder, call(), sends=600), 0.0)
     issue(recorder, call("broadcast", "tp", root=0), Work(done=True), sends=50)
-    recorder.counter.hidden = {"made later": 1000}
+    recorder.sockets.hidden = {"made later": 1000}
     assert {row.op: row.wire for row in recorder.counted_so_far()} == {"all_reduce": 1200, "broadcast": 50}
     report = recorder.stop()
     assert report.wire == {"first": 1250, "made later": 1000} and report.peak_in_flight == 400
@@ -143,13 +143,13 @@ def test_bytes_belong_to_what_was_alone_under_way(told):
 
 def test_the_greeting_of_a_group_is_no_collectives(told):
     recorder = Recorder()
-    recorder.counter.hidden = {"greeted": 900}
+    recorder.sockets.hidden = {"greeted": 900}
     recorder.waited(issue(recorder, call(), sends=600), 0.0)
-    recorder.look(None)
-    recorder.counter.hidden = {"of a group that is known": 1}
-    recorder.look(GROUP)
+    recorder.find_connections(None)
+    recorder.sockets.hidden = {"of a group that is known": 1}
+    recorder.find_connections(GROUP)
     (row,) = recorder.counted_so_far()
-    assert row.wire == 600 and recorder.counter.hidden
+    assert row.wire == 600 and recorder.sockets.hidden
 
 
 def test_what_moves_past_the_operating_system_is_not_known(told):
@@ -202,9 +202,9 @@ def test_a_tensor_may_be_waited_for_after_its_collective_has_ended(told):
     recorder, other = Recorder(), torch.ones(1)
     early, late, never = (call(first=(n,)) for n in (1, 2, 3))
     for one in (early, late, never):
-        one.gives = torch.ones(1)
+        one.result = torch.ones(1)
         issue(recorder, one, Work(done=True))  # ends before the next begins
-    for tensor in (late.gives, other, late.gives):
+    for tensor in (late.result, other, late.result):
         recorder.waits(tensor)
         recorder.waited_for_tensor(0.0)
     assert recorder.not_waited() == 2
@@ -218,7 +218,7 @@ def test_what_is_not_known_of_the_wire_is_never_0(told):
     assert [row.wire for row in recorder.counted_so_far()] == [10]
     issue(recorder, call(backward=1), sends=7)
     recorder.waited_for_ddp(0.0, 2)  # a wait of another thread
-    assert not recorder.calm()
+    assert not recorder.is_idle()
     recorder.waited_for_ddp(0.0, 1)
     assert [row.wire for row in recorder.counted_so_far()] == [17], "its Work is a moment late"
     issue(recorder, call("broadcast", root=0), sends=10)
@@ -232,13 +232,13 @@ def test_it_stands_in_what_it_waits_for(told, monkeypatch):
     recorder = Recorder()
     of_all = Channel("collective", "of two", (4, 5))
     given = torch.ones(1)
-    works = [issue(recorder, one) for one in (call("all_gather"), call(), call(gives=given))]
+    works = [issue(recorder, one) for one in (call("all_gather"), call(), call(result=given))]
     recorder.waits(works[1])
-    first = recorder.moves.look()
-    assert first.stands == Waiting((Operation(of_all, 2, (5,)),)) and first.why == ""
+    first = recorder.moves.snapshot()
+    assert first.waiting == Waiting((Operation(of_all, 2, (5,)),)) and first.why == ""
     assert [operation.number for operation in first.open] == [1, 3]
     recorder.waited(works[1], 0.0)
-    assert recorder.moves.look().stands is None and recorder.moves.look().moves == first.moves + 1
+    assert recorder.moves.snapshot().waiting is None and recorder.moves.snapshot().moves == first.moves + 1
     for awaited, numbers, every in (
         (torch.ones(1), [1, 3], False),
         (None, [1, 3], False),
@@ -246,13 +246,13 @@ def test_it_stands_in_what_it_waits_for(told, monkeypatch):
         (None, [1], False),  # a wait for a result is a wait for its collective, even if its Work is not done
     ):
         recorder.waits(awaited)
-        seen = recorder.moves.look().stands
+        seen = recorder.moves.snapshot().waiting
         assert ([operation.number for operation in seen.operations], seen.every) == (numbers, every)
         recorder.waited_for_tensor(0.0)
     works[0].done = True
-    assert recorder.calm()
+    assert recorder.is_idle()
     recorder.waits(issue(recorder, call(limit=5.0)))
-    assert "a limit of less than a minute" in recorder.moves.look().why
+    assert "a limit of less than a minute" in recorder.moves.snapshot().why
 
 
 def test_what_pytorch_refused_has_not_begun(told):
@@ -282,7 +282,7 @@ def test_what_was_there_before_the_first_line_forbids_no_proof(told):
     python.start(), sleeping_thread_of_c()
     recorder = Recorder()
     recorder.waits(issue(recorder, call()))
-    assert recorder.moves.look().why == ""
+    assert recorder.moves.snapshot().why == ""
     over.set(), python.join(20)
 
 
@@ -336,7 +336,7 @@ def process(*_):
     ],
 )
 def test_what_has_come_since_forbids_it(begins, why):
-    before, over = threads.Before(), threading.Event()
+    before, over = threads.Baseline(), threading.Event()
     assert before.since() == ""
     ends = begins(over)
     try:
@@ -360,7 +360,7 @@ def test_the_works_of_a_batch_end_together(told):
     recorder.waited(batch, 0.0)
     assert [row.waited for row in recorder.rows.values()] == [1.0, 0]
     issue(recorder, call(size=700))
-    assert recorder.stop().peak_in_flight == 800 and recorder.calm()
+    assert recorder.stop().peak_in_flight == 800 and recorder.is_idle()
 
 
 def test_what_each_brought_is_remembered_up_to_a_number(told):
@@ -371,16 +371,16 @@ def test_what_each_brought_is_remembered_up_to_a_number(told):
     issue(recorder, call("barrier", first=None))
     message, of_all = (Channel("send", "of two", (4, 5), 4, 5), Channel("collective", "of two", (4, 5)))
     begun = recorder.moves.begun
-    brought = ["broadcast of 100 float32 with root 5", "all_to_all", "barrier"]
-    assert [begun[of_all].brought(number) for number in range(5)] == [None, *brought, None]
-    assert begun[message].brought(1) == "100 float32"
+    signatures = ["broadcast of 100 float32 with root 5", "all_to_all", "barrier"]
+    assert [begun[of_all].signature(number) for number in range(5)] == [None, *signatures, None]
+    assert begun[message].signature(1) == "100 float32"
     for _ in range(moves.KEPT - 2):
         issue(recorder, call())
     recorder.start()  # `count_from_here` does so, at another moment on each rank
-    assert begun[of_all].brought(1) is None and begun[of_all].brought(2) == "all_to_all"
-    assert begun[of_all].brought(moves.KEPT + 1) == "all_reduce of float32[100]"
+    assert begun[of_all].signature(1) is None and begun[of_all].signature(2) == "all_to_all"
+    assert begun[of_all].signature(moves.KEPT + 1) == "all_reduce of float32[100]"
     recorder.moves.take_back(of_all)
-    assert begun[of_all].count == moves.KEPT and begun[of_all].brought(moves.KEPT + 1) is None
+    assert begun[of_all].count == moves.KEPT and begun[of_all].signature(moves.KEPT + 1) is None
 
 
 def test_the_box_has_the_last_collective_after_the_process(told):
@@ -403,7 +403,7 @@ def test_the_box_has_the_last_collective_after_the_process(told):
         assert file_.endswith("test_recorder.py") and function == "issue"
         expected = dict(op="recv", axis="pp", number=2, at=3.0, peer=1, needs=[5], shape=[2, 50])
         channel = ["recv", "of two", [4, 5], 5, 4, 0]
-        beside = dict(rank=4, channel=channel, nth=1, brought="100 float32")
+        beside = dict(rank=4, channel=channel, nth=1, signature="100 float32")
         assert last == expected | {"dtype": "float32"} | beside
         issue(recorder, call("broadcast", root=1))
         assert recorder.last["needs"] == [4, 5]
@@ -423,8 +423,8 @@ def test_an_uneven_all_to_all_keeps_its_own_part():
 
 def test_one_that_is_off_counts_nothing(told):
     recorder = Recorder(on=False)
-    recorder.counter.hidden = {"greeted": 900}
-    recorder.look(GROUP)
+    recorder.sockets.hidden = {"greeted": 900}
+    recorder.find_connections(GROUP)
     recorder.spans.append("kept")
     report = recorder.stop()
-    assert recorder.counter.hidden and report.spans == ["kept"] and (report.rows, report.wire) == ([], None)
+    assert recorder.sockets.hidden and report.spans == ["kept"] and (report.rows, report.wire) == ([], None)

@@ -13,12 +13,12 @@ from helpers.ranks import failure, polls
 from helpers.ranks.failure import RankStatus
 from helpers.ranks.output import View
 from three_axes import counting, lines
-from three_axes.count.moves import Begun, Channel, Look, Operation, Waiting
+from three_axes.count.moves import Begun, Channel, Operation, Snapshot, Waiting
 
 EVERYBODY = (0, 1, 2)
 CHANNEL = Channel("collective", "0", EVERYBODY)
-STANDS = Look(1, Waiting((Operation(CHANNEL, 1, EVERYBODY),)), False, {CHANNEL: Begun(1)})
-MOVES, FINISHED = Look(0), Look(0, ended=True)
+STANDS = Snapshot(1, Waiting((Operation(CHANNEL, 1, EVERYBODY),)), False, {CHANNEL: Begun(1)})
+MOVES, FINISHED = Snapshot(0), Snapshot(0, ended=True)
 
 
 class Ranks(SimpleNamespace):
@@ -70,10 +70,10 @@ SAID = "no counted operation has begun and no counted wait has ended for 0 s"
     [
         ([(MOVES, MOVES)] * 2, [f"{SAID}. rank 0 had finished; ranks 1 and 2 did not answer"]),
         ([(MOVES, None)] * 2, [f"{SAID}, as far as ranks answer. rank 0 "]),
-        ([(Look(k), None) for k in range(3)], []),
-        ([(Look(k), MOVES) for k in range(3)], []),
-        ([(MOVES, MOVES), (MOVES, MOVES), (Look(1), MOVES)], [SAID, ""]),
-        ([(MOVES, MOVES), (None, MOVES), (Look(1), MOVES)], [SAID, ""]),
+        ([(Snapshot(k), None) for k in range(3)], []),
+        ([(Snapshot(k), MOVES) for k in range(3)], []),
+        ([(MOVES, MOVES), (MOVES, MOVES), (Snapshot(1), MOVES)], [SAID, ""]),
+        ([(MOVES, MOVES), (None, MOVES), (Snapshot(1), MOVES)], [SAID, ""]),
     ],
 )
 def test_where_ranks_are_is_said_with_what_was_measured(monkeypatch, looks, said):

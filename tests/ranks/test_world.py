@@ -390,7 +390,7 @@ def all_receive_first():
             [
                 r"ranks 0–2 waited in all_reduce of float32\[3\], \d+\.\d s .*dist\.all_reduce",
                 r"rank 3 waited in barrier, \d+\.\d s .*dist\.barrier",
-                r"rank 0 brought all_reduce of float32\[3\], rank 3 barrier",
+                r"rank 0 called all_reduce of float32\[3\], rank 3 barrier",
             ],
         ),
         (absent, "deadlock", ["rank 3 had finished", "ranks 0–2 wait for rank 3, which never came"]),

@@ -1,12 +1,14 @@
-"""Count a reader's own job: what each rank sends, along which axis, and how long it waits.
+"""Counts what each rank of a training job sends, along which axis, and how long it waits.
 
     torchrun --nproc-per-node 4 -m three_axes count train.py --its-arguments
 
-`from three_axes import counting` does the same for a block of code.
+`from three_axes import counting` does the same for a block of code, and `helpers.World` for each of its
+calls.
 """
 
 from ..doors import door
 
+# module -> its public names. A module is loaded when one of its names is first used.
 __getattr__, __dir__ = door(
     __name__,
     clock=["Span", "Timeline", "shortest"],

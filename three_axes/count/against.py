@@ -1,5 +1,5 @@
-"""A table of predicted and counted bytes, with sentences on the differences. Predicted is what a rank sends
-by the planner's list of operations.
+"""Compares the bytes counted in a step with those that the planner predicts: a table, and a sentence on each
+difference.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from ..table import Table, human
 from .report import CollectiveCount
 
 NEAR = 0.05  # relative difference up to which bytes count as the same
-MANY = 2.5  # times as many bytes in a call: gathered in other units. A root's norm adds few
-# Axes along which weights are gathered, and their gradients scattered.
-WEIGHTS = ("dp", "shard", "edp", "eshard")
-SMALL = 1e-3  # share of all bytes below which a collective is ignored: losses, norms, flags
+MANY = 2.5  # if the bytes of one call differ by this factor, weights are not gathered layer by layer
+WEIGHTS = ("dp", "shard", "edp", "eshard")  # axes along which weights are gathered, gradients scattered
+SMALL = 1e-3  # a collective with less than this share of the largest one's bytes is ignored: losses, norms
 
 
 def against(
     rows: Iterable[CollectiveCount], job: Job, layout: Layout, rank: int = 0
 ) -> tuple[Table, list[str]]:
-    """One step of a rank, as counted and as predicted: a table, and sentences on the differences."""
+    """A table of one step of a rank, counted and predicted, and sentences on the differences.
+
+    rows: what the rank counted in this step. job, layout: what is trained, and how it is split.
+    """
     place = Placement(layout.sizes)
     stage = place.group(rank, "pp").index(rank)
     groups = {axis: place.group(rank, axis) for axis, n in place.sizes.items() if n > 1}
@@ -61,8 +63,8 @@ def against(
 
 
 def _hybrid(layout: Layout, groups: dict[str, list[int]], rank: int) -> dict[str, list[int]]:
-    """Two groups of the ranks with the same weights (dp · cp): the ranks of one replica's shards, and the
-    ranks with the same shard.
+    """The groups of HSDP for a rank. Of the ranks with the same weights (dp · cp), 'shard' has those among
+    which one replica is cut, and 'replicate' those with the same shard.
     """
     alike = [rank]
     for axis in REPLICATING:
@@ -72,35 +74,35 @@ def _hybrid(layout: Layout, groups: dict[str, list[int]], rank: int) -> dict[str
 
 
 def _axis_of(row: CollectiveCount, groups: dict[str, list[int]]) -> str:
-    """The layout's axis whose group these ranks are; if there is none, or several, the row's own axis."""
+    """The layout's axis whose group has the row's ranks; if none has, or several, the row's own axis."""
     same = [axis for axis, members in groups.items() if tuple(members) == row.members]
     return same[0] if len(same) == 1 else row.axis
 
 
 def _wider(key: tuple[str, str], row: CollectiveCount, job: Job) -> float | None:
-    """How many times as wide as the framework's the counted numbers are; None for several types."""
-    wide = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
-    sizes = {wide[t] for t in row.types if t in wide}
+    """The counted numbers' bytes, divided by those of the framework's numbers; None for several types."""
+    bytes_of = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+    sizes = {bytes_of[t] for t in row.types if t in bytes_of}
     holds = job.framework.holds
     number = holds.gradient_bytes if key[0] == "reduce_scatter" else holds.number_bytes
     return sizes.pop() / number if len(sizes) == 1 else None
 
 
 def _units(predicted: Calls, counted: CollectiveCount, must: float, has: float, wider: float | None) -> str:
-    """What the bytes of a call show about the units in which weights are gathered; '' if they show nothing.
-    The planner's list has a unit for each layer, and one for the rest.
+    """A sentence if the bytes of a call show that weights are not gathered layer by layer, as the planner
+    assumes; '' if they do not. must, has: bytes predicted and counted. wider: the result of `_wider`.
     """
     if predicted.op not in ("all_gather", "reduce_scatter") or predicted.axis not in WEIGHTS:
         return ""
     times = must / predicted.calls * (wider or 1) / (has / counted.calls)
-    said = f"in {counted.calls:g} calls, not {predicted.calls:g}: its units are"
+    start = f"in {counted.calls:g} calls, not {predicted.calls:g}: its units are"
     if times >= MANY:
-        return f"{said} smaller than a layer, as where each linear is a unit of its own"
-    return f"{said} larger than a layer" if MANY * times <= 1 else ""
+        return f"{start} smaller than a layer, as where each linear is a unit of its own"
+    return f"{start} larger than a layer" if MANY * times <= 1 else ""
 
 
 def _why(key, must: float, has: float, row, predicted, counted, job: Job, layout: Layout) -> str:
-    """A sentence on one difference, with its cause if that is known."""
+    """A sentence on one difference, with its cause if known. key: (collective, axis). must, has: bytes."""
     op, axis = key
     name = f"{op} on {axis}"
     if not must:

@@ -1,10 +1,10 @@
-"""Names of process groups: the mesh dimension to which a group belongs, or its ranks.
+"""Finds the axis of a collective: the name of the mesh dimension whose process group it uses.
 
-A mesh dimension over all ranks has no group of its own: PyTorch uses the default group for it, and for
-several such dimensions. Then only the caller of the collective shows the axis: DTensor looks up the mesh and
-dimension just before, and FSDP keeps them in its parameter groups. For plain calls the name is the one with
-which the group was requested (`mesh.get_group("dp")`), if there is only one such name. A user may also
-declare which ranks form an axis.
+Usually that is the group's own name. But for each mesh dimension over all ranks PyTorch uses its default
+group, which has no such name. Then the caller shows the axis: DTensor looks up the mesh and the dimension
+just before the collective, and FSDP keeps them in its parameter groups. For other callers the axis is the
+name with which the group was requested (`mesh.get_group("dp")`), if there is only one such name. A user may
+also declare which ranks form an axis. A group without any name is called by its ranks.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from ..paper.placement import Placement
 from ..pytorch_private import RESOLVE, functional
 
 FSDP, PIPELINING = "_fully_shard", "distributed/pipelining"  # parts of the paths of PyTorch's modules
-FRAMES = 30  # callers that are searched
+FRAMES = 30  # how many callers of a collective are searched for these modules
 
 
 class Members(NamedTuple):
-    """A group: PyTorch's description, its ranks in the world's numbers, this rank's index among them."""
+    """What is known of a group."""
 
-    described: str
-    ranks: list[int]
-    me: int
+    described: str  # 'dp' for a mesh dimension, 'world' for the default group, or 'ranks 0,2'
+    ranks: list[int]  # by their numbers in the world
+    me: int  # this rank's index among them
 
 
 class AxisNames:
-    """Names of the groups of this process."""
+    """The axes of this process's groups. `name` finds the axis of a collective."""
 
     def __init__(self):
         self._members: weakref.WeakKeyDictionary[dist.ProcessGroup, Members] = weakref.WeakKeyDictionary()
@@ -54,7 +54,7 @@ class AxisNames:
 
     @contextmanager
     def declared(self, named: Iterable[tuple[str, Sequence[int]]]):
-        """In this block, groups of these ranks have these names."""
+        """In this block, groups have the axes that a user declares. named: (axis, ranks of the group)."""
         before, self._declared = self._declared, dict(self._declared)
         for name, ranks in named:
             key = tuple(sorted(ranks))
@@ -93,12 +93,10 @@ class AxisNames:
         return resolved
 
     def members(self, group: dist.ProcessGroup) -> Members:
-        """PyTorch's description of a group, kept after the first call. A group without a name of its own is
-        called 'ranks 0,2', the default group 'world'.
-        """
+        """What is known of a group. It is kept after the first call."""
         if (known := self._members.get(group)) is None:
             described, ranks = group.group_desc.removeprefix("mesh_"), dist.get_process_group_ranks(group)
-            # A mesh over all ranks makes a second such group if it finds gloo and a GPU.
+            # 'default' is a second group over all ranks, which a mesh makes if it finds gloo and a GPU.
             if described in ("default_pg", "default"):
                 described = "world"
             elif described in ("undefined", ""):
@@ -107,15 +105,19 @@ class AxisNames:
         return known
 
     def name(self, group: dist.ProcessGroup, op: str, peer: int | None = None) -> str:
-        """The axis of a collective that is being issued. peer: the other rank of a message."""
+        """The axis of a collective that is being issued. op: its kind. peer: for a message, the other rank's
+        number in the group.
+        """
         described, ranks, me = self.members(group)
-        said = self._declared.get(tuple(sorted(ranks))) if self._declared else None
-        asked: Collection[str] = said or self._asked.get(group.group_name) or ()
+        declared = self._declared.get(tuple(sorted(ranks))) if self._declared else None
+        asked: Collection[str] = declared or self._asked.get(group.group_name) or ()
         resolved, self._resolved = self._resolved, None
+        # First choice: the only name under which the group was requested, or the group's own name.
         if described != "world" and (len(asked) == 1 or not asked and not described.startswith("ranks ")):
             return next(iter(asked), described)
         if resolved and resolved[0] == group.group_name:
             return resolved[1]
+        # A message may be sent over a larger group than the one that was declared.
         ends = set() if peer is None else {ranks[me], ranks[peer]}
         holding = (names for held, names in self._declared.items() if ends and ends <= set(held))
         only: Collection[str] = asked if len(asked) == 1 else set().union(*holding)
@@ -124,7 +126,7 @@ class AxisNames:
 
 
 def of_meshes(meshes: Iterable[DeviceMesh]) -> list[tuple[str, list[int]]]:
-    """This rank's groups along named dimensions."""
+    """(name, ranks) of this rank's group along each named dimension of these meshes."""
     return [
         (name, dist.get_process_group_ranks(mesh.get_group(dim)))
         for mesh in meshes
@@ -132,9 +134,9 @@ def of_meshes(meshes: Iterable[DeviceMesh]) -> list[tuple[str, list[int]]]:
     ]
 
 
-def said(text: str, size: int) -> list[tuple[str, list[int]]]:
-    """The axes that a user declares for `size` ranks: 'tp=[[0,1],[2,3]]', or a mesh, the outermost axis
-    first: 'dp=2,tp=2'. Raises ValueError.
+def parse_axes(text: str, size: int) -> list[tuple[str, list[int]]]:
+    """Parse an option `--axes` of a job of `size` ranks: the groups of an axis, 'tp=[[0,1],[2,3]]', or a
+    mesh, the outermost axis first, 'dp=2,tp=2'. Returns (axis, ranks) of each group. Raises ValueError.
     """
     name, _, given = text.partition("=")
     if re.fullmatch(r"(\w+=\d+)(,\w+=\d+)*", text):

@@ -1,10 +1,10 @@
-"""One clock for all ranks: what each did when, and how much it held for backward at that time.
+"""What each rank did when, and how many bytes it held for backward: `Timeline`, also as a Chrome trace.
 
-    with span("F", 3):          on a rank: what runs here is the forward of microbatch 3
-        y = stage(x)
+    with span("F", 3):          in a function that a World runs on its ranks: this block is the forward
+        y = stage(x)            of microbatch 3
 
 Waits for collectives are recorded automatically. After the call, `world.timeline` has the spans of every
-rank. The clock is the machine's monotonic one, which its processes share.
+rank. Their times are comparable, because all processes of a machine share its monotonic clock.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-COMPUTE = ("F", "B", "I", "W", "step", "busy")
+COMPUTE = ("F", "B", "I", "W", "step", "busy")  # kinds of `Span` in which a rank computes
 T = TypeVar("T")
 
 
 class Span(NamedTuple):
-    """An interval on one rank. Seconds on the shared clock.
+    """An interval on one rank. start, end: seconds on the shared clock.
 
-    kind: F forward, B backward, I and W its two parts, step the optimizer, busy a whole step in one piece,
-    wait for a collective. label: which one.
+    kind: 'F', a forward; 'B', a backward; 'I' and 'W', its parts for inputs and for weights; 'step', the
+    optimizer's step; 'busy', a whole step; 'wait', a wait for a collective; 'comm', a collective. label: the
+    number of the microbatch or step, or the collective and its axis.
     """
 
     kind: str
@@ -45,8 +46,8 @@ def shortest(measure: Callable[[], T], seconds: Callable[[T], float]) -> T:
 class Timeline:
     """What every rank did in one call. Times are seconds from the first computation on any rank.
 
-    rows[rank]: its spans by start. streams[rank]: its collectives, from issue to when their end was noticed.
-    levels[rank]: (time, bytes held for backward from then on), measured by `saved_activations`. shared:
+    rows[r]: rank r's spans by start. streams[r]: its collectives, each from its issue until its end was
+    noticed. levels[r]: (time, bytes held for backward from then on), measured by `saved_activations`. shared:
     whether ranks shared a GPU and took turns, so that these seconds mean nothing.
     """
 
@@ -70,7 +71,7 @@ class Timeline:
         self.streams = [in_order(rank) for rank in streams or [[]] * len(spans)]
         self.levels = []
         for rank in levels:
-            # Held at the start, for example by a warm-up.
+            # The bytes held at the first computation, for example by a warm-up before it.
             before = [size for at, size in rank if at <= first][-1:]
             self.levels.append(
                 [(0.0, size) for size in before] + [(at - first, size) for at, size in rank if at > first]
@@ -126,8 +127,8 @@ class Timeline:
         if not any(self.rows):
             return "no spans: nothing was recorded on the ranks"
         words = [[s.kind + s.label for s in row if s.kind != "wait"] for row in self.rows]
-        said = ["ranks shared a GPU: seconds mean nothing"] * self.shared
-        return "\n".join([*(f"rank {r}: {' '.join(row)}" for r, row in enumerate(words)), *said])
+        note = ["ranks shared a GPU: seconds mean nothing"] * self.shared
+        return "\n".join([*(f"rank {r}: {' '.join(row)}" for r, row in enumerate(words)), *note])
 
 
 # -- as a Chrome trace ----------------------------------------------------------------------------
@@ -151,8 +152,8 @@ NAMES = {
 def chrome(
     rows: Sequence[list[Span]], streams: Sequence[list[Span]], levels: Sequence[Sequence[tuple[float, float]]]
 ) -> dict:
-    """rows[rank], streams[rank]: its spans, those of kind 'comm' in streams. levels[rank]: (when, bytes held
-    from then on). Seconds on one clock.
+    """The trace as a dict, ready for JSON. rows, streams: as in `Timeline`. levels[r]: (when, bytes that rank
+    r held from then on). All times are seconds on one clock.
     """
     zero = min((s.start for spans in (*rows, *streams) for s in spans), default=0.0)
     events: list[dict] = []
@@ -184,8 +185,8 @@ def _name(what: str, rank: int, line: int, name: str) -> dict:
 
 
 def _row(rank: int, line: int) -> int:
-    """A row's number, different from that of every other row and process. (Perfetto puts a thread 0 on the
-    row of the thread whose number is its process's.)
+    """A row's number, different from that of every other row and process. (With number 0, Perfetto would put
+    the row on that of the thread whose number is its process's.)
     """
     return 1_000_000 + 1000 * rank + line
 

@@ -1,4 +1,4 @@
-"""The result of counting a run, for people and for other programs."""
+"""The result of `count` and `counting()`: tables and sentences to print, a dict for JSON, a Chrome trace."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from .report import CollectiveCount, alike
 from .steps import BySteps
 from .traffic import Traffic
 
-MOST = 3  # kinds of rank that are printed besides rank 0's
+MOST = 3  # tables that are printed at most for ranks that send something else than rank 0
 PATIENCE = 60.0  # seconds after which a rank that has not sent its report is left out
 
 
 class Counted(Traffic):
     """The traffic of a block or a script; read it after the block: `print(traffic)`.
 
-    It has all of `Traffic`. The other ranks' reports are fetched when they are first needed, within
-    `patience` seconds; `missing` are the ranks that sent none, and they are not compared with others.
-    steps[r]: rank r's collectives by optimizer step.
+    Only this rank's report is here at first. The others are fetched when an attribute that needs them is
+    first read, for at most `patience` seconds. Then it has all attributes of `Traffic`, and two more.
+    missing: the ranks that sent no report; they are not compared with others. steps[r]: rank r's collectives
+    by optimizer step.
     """
 
-    _mine: RankReport  # set when the block has ended
+    _mine: RankReport  # this rank's report, set when the block has ended
 
     def __init__(self, counter: Counter, patience: float = PATIENCE):
         self._counter, self._patience = counter, patience
@@ -42,6 +43,7 @@ class Counted(Traffic):
         return getattr(self, name)
 
     def _gather(self) -> None:
+        """Fetch the reports, and set the attributes of `Traffic`."""
         until = time.monotonic() + self._patience
         reports: dict[int, RankReport | None] = {self._mine.rank: self._mine}
         for rank in set(range(self._counter.size)) - set(reports):
@@ -52,7 +54,7 @@ class Counted(Traffic):
         self.steps = [of_rank.steps for of_rank in self._reports]
 
     def tables(self, rank: int = 0) -> list[Table]:
-        """A rank's collectives: its first steps separately, each further step, and those after the last."""
+        """Tables of a rank's collectives: of each first step, of the further ones, and after the last."""
         steps = self.steps[rank]
         if not steps.number:
             return [_table(f"rank {rank}, in all: no optimizer stepped", self.ranks[rank])]
@@ -67,13 +69,13 @@ class Counted(Traffic):
     def kinds(self) -> list[list[int]]:
         """Groups of ranks that send the same in a step: the stages of a pipeline are in different groups."""
         kinds: dict[frozenset, list[int]] = {}
-        for rank in self._heard():
+        for rank in self._with_report():
             rows = self.of_a_step(rank)
             sent = frozenset((r.op, r.axis.split(" ")[0], len(r.members), r.calls, r.payload) for r in rows)
             kinds.setdefault(sent, []).append(rank)
         return list(kinds.values())
 
-    def _heard(self) -> list[int]:
+    def _with_report(self) -> list[int]:
         return [r for r in range(len(self.ranks)) if r not in self.missing]
 
     def _not_called_alike(self) -> list[str]:
@@ -81,7 +83,7 @@ class Counted(Traffic):
         sentences = []
         groups = dict.fromkeys((r.op, r.axis, r.members) for rows in self.ranks for r in rows)
         for op, axis, members in groups:
-            calls = {r: f"{self.calls(op, axis, r)} calls" for r in self._heard() if r in members}
+            calls = {r: f"{self.calls(op, axis, r)} calls" for r in self._with_report() if r in members}
             if op not in ("send", "recv") and len(set(calls.values())) > 1:
                 sentences.append(f"{op} on {axis}: {_by_value(calls)}")
         return sentences
@@ -89,17 +91,17 @@ class Counted(Traffic):
     def _sharing(self) -> list[str]:
         """Sentences on which ranks computed on the same GPU."""
         users: dict[str, list[int]] = {}
-        for rank in self._heard():
+        for rank in self._with_report():
             users.setdefault(self._reports[rank].gpu, []).append(rank)
         turns = "shared a GPU and took turns: seconds mean nothing"
         return [f"{ranks(those)} {turns}" for gpu, those in users.items() if gpu and len(those) > 1]
 
     def between_ranks(self) -> list[str]:
         """Sentences on differences between ranks that should be equal."""
-        heard, sentences = self._heard(), self._not_called_alike()
+        compared, sentences = self._with_report(), self._not_called_alike()
         shared = self._sharing()
         sentences += shared
-        waited = {r: self.waited[r] for r in heard}
+        waited = {r: self.waited[r] for r in compared}
         if len(waited) > 1 and not shared and max(waited.values()) > 0:
             least, most = min(waited, key=waited.__getitem__), max(waited, key=waited.__getitem__)
             sentences.append(
@@ -108,7 +110,7 @@ class Counted(Traffic):
                 if waited[most] > 2 * waited[least]
                 else f"all waited about alike, {waited[least]:.2f} to {waited[most]:.2f} s"
             )
-        under_way = {r: self._reports[r].report.under_way for r in heard}
+        under_way = {r: self._reports[r].report.under_way for r in compared}
         if any(under_way.values()):
             sentences.append(
                 f"collectives that had not ended when counting did, since nobody waited for them:"
@@ -206,7 +208,7 @@ def _table(title: str, rows: Iterable[CollectiveCount]) -> Table:
 
 
 def _merged(parts: list[tuple[str, list[CollectiveCount]]]) -> list[tuple[str, list[CollectiveCount]]]:
-    """The parts without the second step if it equals the further ones; their title then includes it."""
+    """The parts (title, rows) without the second step, if it equals the further ones; their title says so."""
     names = [title for title, _ in parts]
     if len(parts) > 2 and names[2].startswith("each of steps 3") and alike(parts[1][1], parts[2][1]):
         return [parts[0], (names[2] + " (step 2 is alike)", parts[2][1]), *parts[3:]]
@@ -214,7 +216,7 @@ def _merged(parts: list[tuple[str, list[CollectiveCount]]]) -> list[tuple[str, l
 
 
 def _by_value(values: dict[int, str]) -> str:
-    """A sentence with the ranks of each value: 'ranks 0 and 1 4 calls, rank 2 0 calls'."""
+    """The ranks of each value as text: 'ranks 0 and 1 4 calls, rank 2 0 calls'. values: rank -> its value."""
     groups: dict[str, list[int]] = {}
     for rank, value in values.items():
         groups.setdefault(value, []).append(rank)

@@ -1,4 +1,4 @@
-"""A recorder for a script that does not know of this project, and the way its report reaches other ranks."""
+"""Counts the collectives of a script or a block, and sends each rank's report to the other ranks."""
 
 from __future__ import annotations
 
@@ -20,29 +20,28 @@ from .meter import Recorder
 from .report import Report
 from .steps import BySteps, Steps
 
-SPANS = 50_000  # of each kind, kept for a rank's trace
-OF_REPORTS = "RankReport Report BySteps CollectiveCount Channel Begun Span State Look Ahead".split()
+SPANS = 50_000  # waits, collectives and memory sizes that a rank keeps for its trace: so many of each
+# Classes of which the reports of ranks are made; `is_of_reports` says why they are listed.
+OF_REPORTS = "RankReport Report BySteps CollectiveCount Channel Begun Span State Snapshot GpuProgress".split()
 OF_REPORTS += ["Waiting", "Operation", "Line"]
-_numbers = itertools.count()
+_numbers = itertools.count()  # gives each counter of this process its own keys in the store
 
 
 @dataclass
 class RankReport:
-    """The report of one rank on a run. clock: seconds to add to its clock to get the time of day. gpu: a name
-    of the GPU that it computed on, the same in every process; "" for none.
-    """
+    """The report of one rank on a run."""
 
     report: Report = field(default_factory=Report)
     steps: BySteps = field(default_factory=BySteps)
     rank: int = 0
-    backend: str = ""
-    clock: float = 0.0
-    gpu: str = ""
+    backend: str = ""  # of the default group: 'gloo' or 'nccl'
+    clock: float = 0.0  # seconds to add to its monotonic clock to get the time of day
+    gpu: str = ""  # the identity of the GPU that it computed on, the same in every process; '' for none
 
 
 class Counter(Recorder):
-    """A recorder that finds out which rank this is at the first collective. trace: whether to keep times.
-    box: as for the recorder.
+    """A recorder for a script or a block. It may start before the script has formed a group: it then finds
+    out its rank at the first collective. trace: whether to keep times. box: as for the recorder.
     """
 
     def __init__(self, trace: bool = False, box: int | None = None):
@@ -50,21 +49,22 @@ class Counter(Recorder):
         self.store: dist.Store | None = None
         self._key = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_numbers)}"
         super().__init__(box, spans=SPANS if trace else 0)
-        self.meet()
-        self.counter.refresh()  # bytes that earlier groups have sent are not counted
+        self.find_store()
+        self.sockets.refresh()  # finds earlier groups' connections: bytes sent before are not counted
         self.start()
         self.steps = Steps(self)
 
     def begins(self, call: Call) -> None:
-        """Find the store if there is one by now; with `trace`, record the memory held. Then count."""
-        self.meet()
+        """Find the store if it exists by now; with `trace`, record the memory held. Then count the call."""
+        self.find_store()
         if self._trace and len(self.levels) < self.most_spans:
             self.levels.append((time.monotonic(), _held()))
         super().begins(call)
 
-    def meet(self) -> None:
-        """Find the store with which the ranks formed their group: reports are sent through it, without being
-        counted. While a process holds it, it stays open, even when the script destroys its group.
+    def find_store(self) -> None:
+        """Find the store (PyTorch's key-value server) with which the ranks formed their group, if there is
+        one yet. Reports are sent through it, so they are not counted. While this object refers to it, it
+        stays open, even when the script destroys its group.
         """
         if self.store is not None or not dist.is_initialized():
             return
@@ -77,7 +77,7 @@ class Counter(Recorder):
 
     def report(self) -> RankReport:
         """Stop counting, and send this rank's report."""
-        self.meet()
+        self.find_store()
         steps = self.steps.stop()
         clock = time.time() - time.monotonic()
         mine = RankReport(self.stop(), steps, self.rank, self.backend, clock, _gpu())
@@ -87,14 +87,14 @@ class Counter(Recorder):
         return mine
 
     def all_have_reported(self) -> bool:
-        """Whether the reports of all ranks have arrived."""
+        """Whether the reports of all ranks have arrived; also True if there is no store (any more)."""
         try:
             return self.store is None or self.store.check([str(r) for r in range(self.size)])
         except RuntimeError:  # the store ended with the process that held it
             return True
 
     def report_of(self, rank: int, until: float) -> RankReport | None:
-        """Another rank's report; None if it has not arrived by `until`."""
+        """Another rank's report; None if it has not arrived by `until`, a time of the monotonic clock."""
         if (store := self.store) is None:
             return None
         try:
@@ -107,8 +107,8 @@ class Counter(Recorder):
 
 
 def is_of_reports(module: str, name: str) -> bool:
-    """Whether reports are made of this class. No other class is unpickled, because anybody in its network can
-    write into torchrun's store.
+    """Whether reports contain this class. No other class is unpickled, because anybody in the network can
+    write into torchrun's store, and unpickling can run code.
     """
     ours = module.startswith("three_axes.count.") or module == "three_axes.lines"
     return (module, name) == ("collections", "deque") or (ours and name in OF_REPORTS)
@@ -122,7 +122,7 @@ def _gpu() -> str:
 
 
 def _held() -> int:
-    """Bytes of tensors on this process's GPU, or the process's resident memory."""
+    """Bytes of tensors on this process's GPU; without a GPU, the process's resident memory."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.memory_allocated()
     try:

@@ -15,7 +15,7 @@ from .interpose import interposer
 
 @contextmanager
 def counting(mesh: DeviceMesh | Sequence[DeviceMesh] = (), *, trace: bool = False) -> Iterator[Counted]:
-    """Count every collective in this block, whoever issues it. Every rank enters the block.
+    """Count every collective in this block, also those of DDP, FSDP and so on. Every rank enters the block.
 
         with counting(mesh=mesh) as traffic:
             train_step()
@@ -23,8 +23,8 @@ def counting(mesh: DeviceMesh | Sequence[DeviceMesh] = (), *, trace: bool = Fals
             print(traffic)
 
     mesh: the device mesh, or several, whose dimensions name the axes. Without it, axes are named as far as
-    they can be found out. trace: also keep times, for `traffic.trace()`. No rank waits for another when the
-    block ends, and nothing is sent over the groups that are counted.
+    they are known (`count.axes`). trace: also keep times, for `traffic.trace()`. No rank waits for another
+    when the block ends, and nothing is sent over the groups that are counted.
     """
     with interposer.axes.declared(of_meshes([mesh] if isinstance(mesh, DeviceMesh) else mesh)):
         counted = Counted(Counter(trace))

@@ -1,11 +1,11 @@
-"""The proof that ranks wait for each other for ever.
+"""Proves that ranks wait for each other for ever.
 
-A rank leaves a collective when the ranks whose data it needs, and the ranks that need its data, have begun
-theirs of the same number (`paper.collectives.needs`). A receive ends when the message has begun, and a send
-when its receive has begun: gloo blocks the sender until then, whatever the size. A deadlock is proven only if
-three things hold. Each rank has ended, or its main thread is blocked in such an operation, in which another
-rank is missing. No operation that was begun is about to end. Nothing else in any process can act (`threads`).
-Then nobody can begin what is missing.
+A rank's collective ends when certain other ranks have begun it too: those whose data this rank needs, and
+those that need its data (`paper.collectives.needs`). A receive ends when the send has begun, and a send when
+the receive has begun: gloo blocks the sender until then, whatever the size. A deadlock is proven only if
+three things hold. Each rank has ended, or its main thread is blocked in an operation that another rank has
+not begun. No operation that was begun is about to end. Nothing else in any process can act (`threads`). Then
+no rank can begin the missing operations.
 
 T. Hilbrich et al. prove deadlocks of MPI in this way: "MPI Runtime Error Detection with MUST: Advances in
 Deadlock Detection" (2012). `tests/count/test_deadlock.py` compares this proof with all possible events, and
@@ -20,19 +20,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..table import ranks
-from .moves import Begun, Channel, Look, Operation, Waiting, from_anybody, sides_of
+from .moves import Begun, Channel, Operation, Snapshot, Waiting, sides_of, target_receives_any
 
 
 class Wait(NamedTuple):
-    """A rank waits in an operation for another rank, which has not begun its side of the operation. instead:
-    a description of what the other rank has begun instead, so that it never begins this.
-    """
+    """`rank` waits in an operation for `other`, which has not begun its side of the operation."""
 
     rank: int
     other: int
     operation: Operation
-    brought: str  # description of what the rank passed to the operation
-    instead: str = ""
+    signature: str  # what `rank` called: 'all_reduce of float32[3]'
+    instead: str = ""  # the signature of what `other` has begun in its place, so that it never begins this
 
     def in_words(self, lines: Mapping[int, int]) -> str:
         """'rank 0 waits to send to rank 1 (line 4)'"""
@@ -41,7 +39,7 @@ class Wait(NamedTuple):
             "send": "send to",
             "recv": "receive from",
             "recv_any": "receive from anybody, and so from",
-        }.get(kind, f"meet in {self.brought} with")
+        }.get(kind, f"meet in {self.signature} with")
         at = f" (line {lines[self.rank]})" if self.rank in lines else ""
         return f"rank {self.rank} waits to {does} rank {self.other}{at}"
 
@@ -56,23 +54,21 @@ CYCLES = {
 
 @dataclass
 class Deadlock:
-    """All ranks have ended, or can never go on. `str` says why, for the reader.
+    """All ranks have ended, or can never go on. `str` explains why.
 
-    kind: 'disagree', two ranks passed to one operation what does not match; 'absent', some wait for ranks
-    that have ended; 'cycle', each waits for another of them. waits: which rank waits for which, in the
-    smallest such set; every: the same for all blocked ranks. lines: rank -> the number of the line where it
-    is, if known.
+    kind: 'disagree', two ranks called one operation with signatures that do not match; 'absent', ranks wait
+    for ranks that have ended; 'cycle', each of several ranks waits for the next, and the last for the first.
     """
 
     kind: str
-    waits: list[Wait]
-    every: list[Wait]
-    finished: list[int]
-    lines: dict[int, int] = field(default_factory=dict)
+    waits: list[Wait]  # the two that disagree, those for ranks that have ended, or the shortest cycle
+    every: list[Wait]  # the waits of all blocked ranks
+    finished: list[int]  # ranks that have ended
+    lines: dict[int, int] = field(default_factory=dict)  # rank -> number of the line where it is, if known
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks of the smallest set."""
+        """The blocked ranks in `waits`."""
         both = {wait.rank for wait in self.waits} | {wait.other for wait in self.waits}
         return sorted(both - set(self.finished))
 
@@ -94,43 +90,42 @@ class Deadlock:
 
     def _disagree(self) -> str:
         one, other = self.waits
-        which, rule = (
-            f"message number {one.operation.number} of theirs",
-            "Both sides must name one size and type",
-        )
+        which, called = f"message number {one.operation.number} of theirs", "passed"
+        rule = "Both sides must name one size and type"
         if one.operation.channel.kind == "collective":
-            which = f"collective number {one.operation.number} of their group"
+            which, called = f"collective number {one.operation.number} of their group", "called"
             rule = "All ranks of a group must call the same collectives in the same order, with tensors alike"
         return (
-            f"rank {one.rank} and rank {other.rank} do not agree on {which}: rank {one.rank} brought"
-            f" {one.brought}, rank {other.rank} {other.brought}. {rule}."
+            f"rank {one.rank} and rank {other.rank} do not agree on {which}: rank {one.rank} {called}"
+            f" {one.signature}, rank {other.rank} {other.signature}. {rule}."
         )
 
 
 def _apart(one: Channel, other: Channel) -> str:
-    """A description of why two operations that look alike never match; '' if they do not look alike."""
+    """Why two operations between the same ranks never match; '' if they are not between the same ranks."""
     if sides_of(one).keys() != sides_of(other).keys() or one.source != other.source:
         return ""
     differ = [name for name in ("group", "tag") if getattr(one, name) != getattr(other, name)]
     return f"these never match, because they differ in {' and '.join(differ)}" if differ else ""
 
 
-def prove(looks: Sequence[Look | None], course: bool = False) -> Deadlock | None:
+def prove(snapshots: Sequence[Snapshot | None], course: bool = False) -> Deadlock | None:
     """The proof that no rank can ever continue; None if there is none.
 
-    looks[r]: the state of rank r, all at one moment; None if it is not known. course: whether it is a call of
-    the course, where data that does not match is an error, even if PyTorch would exchange it and continue.
+    snapshots[r]: the state of rank r, all at one moment; None if it is not known. course: whether the ranks
+    are a World's. There, tensors that do not match are an error, even if PyTorch would exchange them and
+    continue.
     """
-    known = [look for look in looks if look and not look.why and (look.stands or look.ended)]
-    if len(known) < len(looks):
+    known = [one for one in snapshots if one and not one.why and (one.waiting or one.ended)]
+    if len(known) < len(snapshots):
         return None
-    seen, finished = _Seen(known, course), [r for r, look in enumerate(known) if look.ended]
-    waits = {r: seen.waits(r, waiting) for r, waiting in seen.standing.items()}
-    if not waits or any(_may_go_on(*of) for of in waits.values()) or seen.is_under_way():
+    all_ranks, finished = _Ranks(known, course), [r for r, one in enumerate(known) if one.ended]
+    waits = {r: all_ranks.waits(r, waiting) for r, waiting in all_ranks.waiting.items()}
+    if not waits or any(_may_go_on(*of_rank) for of_rank in waits.values()) or all_ranks.is_under_way():
         return None
     edges = [wait for operations, _ in waits.values() for missing in operations for wait in missing]
     if found := next((wait for wait in edges if wait.instead), None):
-        other = found._replace(rank=found.other, other=found.rank, brought=found.instead)
+        other = found._replace(rank=found.other, other=found.rank, signature=found.instead)
         return Deadlock("disagree", [found, other], edges, finished)
     if absent := [wait for wait in edges if wait.other in finished]:
         return Deadlock("absent", absent, edges, finished)
@@ -138,38 +133,39 @@ def prove(looks: Sequence[Look | None], course: bool = False) -> Deadlock | None
 
 
 def _may_go_on(operations: list[list[Wait]], every: bool) -> bool:
-    """Whether a rank may continue. operations: for each, the waits. every: whether all of these must end."""
-    each = [not missing for missing in operations]
-    return all(each) if every else any(each)
+    """Whether a blocked rank may continue. operations: for each operation in which it is blocked, its waits
+    for other ranks. every: whether all of these operations must end before it continues.
+    """
+    can_end = [not missing for missing in operations]
+    return all(can_end) if every else any(can_end)
 
 
-class _Seen:
+class _Ranks:
     """The state of all ranks at one moment."""
 
-    def __init__(self, looks: Sequence[Look], course: bool):
+    def __init__(self, snapshots: Sequence[Snapshot], course: bool):
         self._course = course
-        self.begun = [look.begun for look in looks]
-        self.open = [look.open for look in looks]
-        self.standing = {r: look.stands for r, look in enumerate(looks) if look.stands and not look.ended}
+        self.begun = [one.begun for one in snapshots]
+        self.open = [one.open for one in snapshots]
+        self.waiting = {r: one.waiting for r, one in enumerate(snapshots) if one.waiting and not one.ended}
 
     def is_under_way(self) -> bool:
-        """Whether an operation that nobody waits for now has begun on all sides, and will end. A message of
-        gloo's has no future, so no function is called when it ends; only a rank that waits for it notices.
+        """Whether an operation that no rank waits for now has begun on all sides, and so will end. Its end
+        may call a function of the program. Messages over gloo are left out, because they have no future on
+        which such a function could be registered.
         """
         each = [(rank, operation) for rank, operations in enumerate(self.open) for operation in operations]
-        each = [(rank, o) for rank, o in each if o.channel.kind == "collective" or not o.marked]
+        each = [(rank, o) for rank, o in each if o.channel.kind == "collective" or not o.on_gloo]
         return any(not any(self.missing(rank, operation)) for rank, operation in each)
 
     def waits(self, rank: int, waiting: Waiting) -> tuple[list[list[Wait]], bool]:
-        """(the waits of the rank in each of its operations, whether all of these operations must end)."""
+        """(for each operation in which the rank is blocked, its waits; whether all of these must end)."""
         if len(waiting.operations) == 1 and waiting.operations[0].channel.kind == "recv_any":
             return self._from_any(rank, waiting.operations[0]), False
         return [list(self.missing(rank, o)) for o in waiting.operations], waiting.every
 
     def _from_any(self, rank: int, operation: Operation) -> list[list[Wait]]:
-        """The waits of a receive from any rank: one of these must send, unless a message may be on
-        its way.
-        """
+        """A wait for each rank that could send the message; [[]] if one may be on its way."""
         channel = operation.channel
         others = [other for other in channel.members if other != rank]
         sends = [channel._replace(kind="send", source=other) for other in others]
@@ -181,26 +177,27 @@ class _Seen:
     def missing(self, rank: int, operation: Operation) -> Iterator[Wait]:
         """A wait for each rank that has not begun its side of the operation, or has begun another instead."""
         channel, number = operation.channel, operation.number
-        if channel.kind == "send" and from_anybody(channel, self.begun):
+        if channel.kind == "send" and target_receives_any(channel, self.begun):
             return  # the operation may be matched with that receive
-        mine = self._brought(operation, rank)
+        mine = self._signature(operation, rank)
         for other in operation.needs:
             wait = Wait(rank, other, operation, mine or "a collective")
             if self._count(channel, other) < number:
                 yield wait
-            elif mine and (its := self._brought(operation, other)) and self._never_meet(operation, mine, its):
-                yield wait._replace(instead=its)
+            elif mine and (theirs := self._signature(operation, other)):
+                if self._never_match(operation, mine, theirs):
+                    yield wait._replace(instead=theirs)
 
-    def _never_meet(self, operation: Operation, one: str, other: str) -> bool:
-        """Whether what two ranks passed to an operation, as described, does not match. For gloo, kinds of
-        collectives do not: it sends the messages of each kind under a tag of their own, except a
-        reduce-scatter's, which it makes of an all-reduce. With two ranks and two roots, each rank does what
-        the other expects to do.
+    def _never_match(self, operation: Operation, one: str, other: str) -> bool:
+        """Whether two ranks called an operation with signatures that gloo cannot match (or, in the course,
+        with any that differ). Collectives of different kinds never match, because gloo tags the messages of
+        each kind; but it makes a reduce-scatter of an all-reduce. In a group of two, calls with different
+        roots never match: both ranks send, or both receive.
         """
         channel = operation.channel
         if self._course:
-            return one != other and not from_anybody(channel, self.begun)
-        if channel.kind != "collective" or not operation.marked:
+            return one != other and not target_receives_any(channel, self.begun)
+        if channel.kind != "collective" or not operation.on_gloo:
             return False
         kind = lambda words: re.split(r" (?:of|\()", words)[0].replace("reduce_scatter", "all_reduce")
         root = lambda words: words.partition(" with root ")[2]
@@ -209,14 +206,14 @@ class _Seen:
     def _count(self, channel: Channel, rank: int) -> int:
         return self.begun[rank].get(sides_of(channel)[rank], Begun()).count
 
-    def _brought(self, operation: Operation, rank: int) -> str | None:
-        """A description of what a rank passed to its side, if that is known."""
+    def _signature(self, operation: Operation, rank: int) -> str | None:
+        """The signature of a rank's side of the operation, if it is known."""
         its = sides_of(operation.channel).get(rank, operation.channel)
-        return self.begun[rank].get(its, Begun()).brought(operation.number)
+        return self.begun[rank].get(its, Begun()).signature(operation.number)
 
 
 def _shortest_cycle(waits: list[Wait]) -> list[Wait]:
-    """The fewest ranks such that each waits for the next, and the last for the first."""
+    """The waits of the fewest ranks such that each waits for the next, and the last for the first."""
     of_rank: dict[int, list[Wait]] = {}
     for wait in waits:
         of_rank.setdefault(wait.rank, []).append(wait)
@@ -224,14 +221,14 @@ def _shortest_cycle(waits: list[Wait]) -> list[Wait]:
 
 
 def _back_to(start: int, waits: Mapping[int, list[Wait]]) -> list[Wait]:
-    """The shortest path from a rank to itself; [] if there is none."""
-    ways: list[list[Wait]] = [[]]
+    """The shortest path of waits from a rank to itself; [] if there is none. waits: of each rank."""
+    paths: list[list[Wait]] = [[]]
     seen: set[int] = set()
-    for way in ways:  # the list grows in the loop, so shorter paths come first
-        at = way[-1].other if way else start
-        if way and at == start:
-            return way
+    for path in paths:  # the list grows in the loop, so shorter paths come first
+        at = path[-1].other if path else start
+        if path and at == start:
+            return path
         if at not in seen:
             seen.add(at)
-            ways += [[*way, wait] for wait in waits[at]]
+            paths += [[*path, wait] for wait in waits[at]]
     return []

@@ -1,8 +1,8 @@
-"""Listens to all of PyTorch's collectives, at the one place that each of them passes.
+"""Calls listeners for each of PyTorch's collectives, at the one place that all of them pass.
 
-Every collective passes PyTorch's dispatcher as an operator of the library `c10d`, whoever issues it
-(`dist.all_reduce`, DDP's buckets in C++, FSDP, DTensor, a pipeline's sends). The interposer replaces only
-these few operators, so arithmetic runs at full speed. Without listeners it is not installed.
+A collective is an operator of PyTorch's library `c10d`, whether `dist.all_reduce`, DDP's C++ code, FSDP,
+DTensor or a pipeline issues it. The interposer replaces only these few operators, so arithmetic runs at full
+speed. It is installed only while there are listeners.
 """
 
 from __future__ import annotations
@@ -34,40 +34,37 @@ from .operators import (
     first_tensor,
     must_send,
     nbytes,
-    nobody,
+    no_such_rank,
     reduction,
     type_of,
 )
 
-# Functions under this dispatch key are called for collectives inside a DTensor's operator too, below
-# autograd.
+# The dispatch key under which the operators are replaced. It comes after autograd's, and is also used for
+# collectives inside a DTensor's operator.
 _KEY = "BackendSelect"
 
 
 @dataclass(kw_only=True)
 class Call:
-    """A collective that is being issued. payload: bytes of the whole tensor, over all ranks of the group.
-    size: bytes of the tensor on this rank; for gather and scatter, of one rank's part. algorithmic: bytes
-    that this rank must send by the formula. reduces: 'sum', 'max' and so on.
-    """
+    """A collective, send or receive that is being issued on this rank."""
 
-    op: str
+    op: str  # 'all_reduce', 'send', … (`operators.OPERATORS`)
     axis: str
     group: dist.ProcessGroup
     members: list[int]  # the group's ranks, by their number in the world
     me: int  # this rank's number in the group
-    root: int | None  # or peer
-    payload: float
-    size: int
-    algorithmic: float
-    first: torch.Tensor | None
-    alone: bool  # `first` is the only tensor
-    reduces: str
+    root: int | None  # the root's number in the group, or the other rank's of a message
+    payload: float  # bytes of the whole tensor, over all ranks of the group
+    size: int  # bytes of the tensor on this rank; for gather and scatter, of one rank's part
+    algorithmic: float  # bytes that this rank must send by the formula
+    first: torch.Tensor | None  # the first tensor among the arguments
+    alone: bool  # whether it is the only tensor
+    reduces: str  # 'sum', 'max', …; '' if nothing is reduced
     tag: int
-    limit: float = math.inf  # seconds after which it fails by itself
+    limit: float = math.inf  # PyTorch's timeout, in seconds
     backend: str = "gloo"  # "" if it is not known
     backward: int | None = None  # of a DDP bucket: the backward at whose end DDP waits for it
-    gives: torch.Tensor | None = None  # the result, if it is known when the call is issued
+    result: torch.Tensor | None = None  # the first tensor of the result, when PyTorch has returned it
 
     @property
     def by_ddp(self) -> bool:
@@ -91,7 +88,7 @@ class Call:
     def needs(self) -> tuple[int, ...]:
         """The ranks that must have begun this call before it can end on this rank."""
         first, numbers = self.first, None
-        # A sparse one needs all ranks, even if it is empty: sizes are exchanged first.
+        # A sparse tensor needs all ranks, even if it is empty: sizes are exchanged first.
         if first is not None and not first.is_sparse:
             numbers = round(self.payload / max(1, first.element_size()))
         on_cpu = first is None or first.device.type == "cpu"
@@ -99,9 +96,9 @@ class Call:
         return tuple(self.members[r] for r in places)
 
     @property
-    def brought(self) -> str:
-        """The arguments that must be alike on all ranks: 'all_reduce (max) of float32[2, 3]'; '6 float32' for
-        a message.
+    def signature(self) -> str:
+        """The name and arguments that must be alike on all ranks, as text: 'all_reduce (max) of
+        float32[2, 3]'; for a message '6 float32'.
         """
         what = self.op if self.reduces in ("", "sum") else f"{self.op} ({self.reduces})"
         if self.first is None or self.op == "all_to_all":  # an all-to-all may be uneven
@@ -109,7 +106,7 @@ class Call:
         of, n = type_of(self.first), f"{self.payload / max(1, self.first.element_size()):.0f}"
         if self.op in ("send", "recv"):
             return f"{n} {of}"
-        # With another shape other elements would be added.
+        # The shape must be alike, because each element is added to the same one of other ranks.
         if self.alone and self.op in ("all_reduce", "reduce"):
             what += f" of {of}{list(self.first.shape)}"
         else:
@@ -120,8 +117,8 @@ class Call:
 
 
 class Listener:
-    """Base class of listeners: each method is called at the moment that its docstring names. start: when a
-    wait began, by `time.monotonic()`.
+    """Base class of listeners. The interposer calls each method at the moment that its docstring describes.
+    work: PyTorch's `Work`, the handle of a collective. start: when a wait began, by `time.monotonic()`.
     """
 
     def begins(self, call: Call) -> None:
@@ -130,15 +127,15 @@ class Listener:
         """
 
     def begun(self, call: Call, work) -> None:
-        """The collective is under way. work: PyTorch's, or a stand-in for it. Not called for a collective
-        that has already ended.
+        """The collective has begun. work: PyTorch's, or a stand-in for it. Not called for a collective that
+        has already ended.
         """
 
     def refused(self, call: Call) -> None:
         """PyTorch raised an exception instead of beginning the collective."""
 
     def batch_begun(self, work: dist.Work) -> None:
-        """The sends and receives begun since the batch opened (`InBatch`) run now, all with this Work."""
+        """A batch of sends and receives (`InBatch`) is complete and begins. All of them have this Work."""
 
     def waits(self, on: dist.Work | torch.Tensor | None, limit: float = math.inf) -> None:
         """A wait begins, of at most `limit` seconds: for a Work, for a tensor, or, with None, DDP's wait for
@@ -149,12 +146,12 @@ class Listener:
         """A wait for a Work is over; it may have failed."""
 
     def failed(self, work: dist.Work | None) -> None:
-        """A wait for a Work raised, and `waited` comes next; or, with None, a `monitored_barrier` raised. The
-        group may have lost a connection.
+        """A wait for a Work raised, and `waited` is called next; or, with None, a `monitored_barrier` raised.
+        The group may have lost a connection.
         """
 
     def future_taken(self, work: dist.Work) -> None:
-        """The program took this Work's future: it waits for the future, and not for the Work."""
+        """The program took this Work's future: it may wait for the future, and not for the Work."""
 
     def waited_for_tensor(self, start: float) -> None:
         """A wait for the tensor of a functional collective is over."""
@@ -167,25 +164,28 @@ class Listener:
 
 
 class Network(Protocol):
-    """An emulated network: it delays each collective, so that it takes as long as on that network."""
+    """An emulated network (`helpers.emulate`): each collective takes as long as it would on that network."""
 
     late: int  # operations that took longer on this machine than on the emulated network
     failed: dict[dist.Work, Exception]  # errors of delayed operations
-    awaited_in_python: weakref.WeakSet[dist.Work]
+    awaited_in_python: weakref.WeakSet[dist.Work]  # Works for which Python code has called `wait`
 
-    def come(self, name, group, members, me, root, tag, payload):
-        """This rank calls a collective. payload: bytes. Returns a ticket, which `hold` takes."""
+    def announce(self, name, group, members, me, root, tag, payload):
+        """Tell the other ranks that this one calls a collective. Returns a ticket, which `hold` takes."""
 
     def hold(self, ticket, group, work, result) -> dist.Work:
-        """A Work that ends at the emulated time of `work`. result: that of its future."""
+        """A Work that ends when `work` would end on the emulated network. result: that of its future."""
 
     def close(self) -> None:
         """End all delays."""
 
 
 class Interposer:
-    """The only interposer of this process. `fabric`: the emulated network, if there is one. `is_issuing`:
-    whether PyTorch's own function runs for a collective; some backends block there until it has ended.
+    """Replaces PyTorch's operators and calls the listeners. A process has one: `interposer`.
+
+    fabric: the emulated network, if there is one. is_issuing: whether PyTorch's own operator runs for a
+    collective; some backends block there until the collective has ended. wait_for: PyTorch's `Work.wait`.
+    beside: notices calls that pass no operator, as long as there are listeners.
     """
 
     def __init__(self):
@@ -208,20 +208,20 @@ class Interposer:
         return self.beside is not None and self.beside.is_capturing
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def unobserved(self) -> Iterator[None]:
         """In this block, this thread's collectives are not reported to the listeners."""
-        self._thread.aside = True
+        self._thread.unobserved = True
         try:
             yield
         finally:
-            self._thread.aside = False
+            self._thread.unobserved = False
 
     @property
     def _is_unobserved(self) -> bool:
-        return getattr(self._thread, "aside", False)
+        return getattr(self._thread, "unobserved", False)
 
     def add(self, listener: Listener) -> None:
-        """Call the listener for every collective from now on. The first listener installs the interposer."""
+        """Call this listener for every collective from now on."""
         if not self._listeners:
             self._install()
         self._listeners.append(listener)
@@ -268,22 +268,23 @@ class Interposer:
             self.beside = None
 
     def _replacement_of(self, operator: str):
-        call = getattr(torch.ops.c10d, operator).default
+        """A function that calls the listeners, and PyTorch's operator of this name."""
+        original = getattr(torch.ops.c10d, operator).default
         name, at_group, at_whole, at_root = OPERATORS[operator]
-        arguments = [argument.name for argument in call._schema.arguments]
+        arguments = [argument.name for argument in original._schema.arguments]
         at_limit = arguments.index("timeout") if "timeout" in arguments else len(arguments)
 
         def intercepted(keys, *args, **kwargs):
             if self._is_unobserved:
-                return call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
+                return original.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             group = dist.ProcessGroup.unbox(args[at_group])
             _, members, me = self.axes.members(group)
             whole: Any = args[at_whole] if at_whole is not None else None
             held = 0 if whole is None else nbytes(whole)
             root = None if at_root is None else args[at_root]
-            # gloo would wait for ever for a rank that does not exist.
+            # Otherwise gloo would wait for ever for a rank that does not exist.
             if root is not None and not 0 <= root < len(members):
-                raise ValueError(nobody(name, me, root, len(members)))
+                raise ValueError(no_such_rank(name, me, root, len(members)))
             payload = held * len(members) if name in ("gather", "scatter") else held
             peer = root if name in ("send", "recv") else None
             axis, first = self.axes.name(group, name, peer), first_tensor(whole)
@@ -315,16 +316,16 @@ class Interposer:
                 self._watch_backward()
             ticket, fabric = None, self.fabric
             if fabric and operator != "recv_any_source_":
-                ticket = fabric.come(name, group.group_name, members, me, root, issued.tag, payload)
+                ticket = fabric.announce(name, group.group_name, members, me, root, issued.tag, payload)
             self.is_issuing = True
             try:
-                result = call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
+                result = original.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             except BaseException:
                 self._notify("refused", issued)
                 raise
             finally:
                 self.is_issuing = False
-            issued.gives = first_tensor(result[0] if isinstance(result, tuple) else args[0])
+            issued.result = first_tensor(result[0] if isinstance(result, tuple) else args[0])
             work = dist.Work.unbox(result[1] if isinstance(result, tuple) else result)
             if fabric and ticket:
                 work, result = _held_back(fabric, ticket, group, work, result)
@@ -336,7 +337,7 @@ class Interposer:
         return intercepted
 
     def _batch_issued(self, group: dist.ProcessGroup, *device):
-        """Begin the sends of a batch together, with one Work, as PyTorch does, and call the listeners."""
+        """Begin the operations of a batch together, as PyTorch does, and call the listeners."""
         assert self._end_batch  # the function that was replaced
         work = self._end_batch(group, *device)
         if work is not None:
@@ -351,7 +352,7 @@ class Interposer:
         self._notify("waits", work, math.inf if limit is None else limit.total_seconds())
         if self.fabric:
             self.fabric.awaited_in_python.add(work)
-            args, kwargs = (), {}  # a delayed work has no timeout of its own
+            args, kwargs = (), {}  # a delayed Work has no timeout
         try:
             ended = self.wait_for(work, *args, **kwargs)
             if self.fabric and (failure := self.fabric.failed.pop(work, None)):
@@ -375,9 +376,9 @@ class Interposer:
         return result
 
     def _watch_backward(self) -> None:
-        """Notice the end of DDP's wait. DDP waits for its buckets in C++, in a callback at the end of
-        backward, which it queues after its last bucket. `begins` is queued now, so it runs before DDP's
-        callback. It queues `ends`, which runs after DDP's.
+        """Call the listeners before and after DDP's wait at the end of this backward. DDP waits for its
+        buckets in C++, in a callback that it queues after its last bucket. `begins` is queued now, so it runs
+        before DDP's callback. It queues `ends`, which runs after DDP's.
         """
         task = pytorch_private.backward_under_way()
         if task in (-1, *self._watched):
@@ -399,7 +400,7 @@ class Interposer:
 
 
 def _held_back(fabric: Network, ticket, group: dist.ProcessGroup, work, result):
-    """Delay a collective. Returns (the Work that ends at the emulated time, the result as PyTorch has it)."""
+    """Delay a collective. Returns (the Work that ends at the emulated time, the operator's new result)."""
     tensors = result[0] if isinstance(result, tuple) else []
     plain = tensors if isinstance(first_tensor(tensors[:1]), torch.Tensor) else []
     work = fabric.hold(ticket, group.group_name, work, plain)
@@ -407,14 +408,14 @@ def _held_back(fabric: Network, ticket, group: dist.ProcessGroup, work, result):
 
 
 def _by_autograd(caller) -> bool:
-    """Whether C++ called during a backward: no Python frame lies between autograd's engine and the
-    collective. A GPU's backward runs on a thread of the engine, without any Python frame.
+    """Whether autograd's C++ engine issued the collective, without Python code in between. caller: the Python
+    frame above the collective; None on the thread of the engine that runs a GPU's backward.
     """
     return caller is None or caller.f_code.co_name == "_engine_run_backward"
 
 
 def _stand_in(name: str, tensor: torch.Tensor | None, backend: str) -> OnStream | InBatch | None:
-    """A stand-in for the Work of a collective that returned none; None if the collective has ended."""
+    """A stand-in for the Work of an operator that returned none; None if the collective has ended."""
     if name in ("send", "recv"):
         return InBatch()  # outside a batch, a send has a Work in every backend
     on = tensor.device if tensor is not None else devices.CPU

@@ -1,8 +1,8 @@
-"""Counting, on each rank: what PyTorch was asked to send, what left the process, and how long the rank
-waited.
+"""`Recorder`: counts, on one rank, the bytes that PyTorch was asked to send, the bytes that left the process,
+and the seconds for which the rank waited.
 
-A `Recorder` listens at the `interposer`, which every collective passes. Each rank of a World has a recorder;
-`three_axes.count` adds one to a script, which needs no change. A recorder makes each collective some tens of
+A recorder is a listener of the `interposer`, which every collective passes. Each rank of a `helpers.World`
+has one; `three_axes count` adds one to a script, which needs no change. It makes each collective some tens of
 microseconds slower.
 """
 
@@ -28,21 +28,21 @@ from .. import lines, pytorch_private
 from . import threads, wire
 from .clock import Span
 from .interpose import Call, Listener, interposer
-from .moves import NEVER, Ahead, Channel, Moves, Operation, Waiting, anybodys
+from .moves import NEVER, Channel, GpuProgress, Moves, Operation, Waiting, any_source
 from .operators import InBatch, OnStream, type_of
 from .report import CollectiveCount, Report
 
-BOX_BYTES = 4096  # of `Recorder`'s box, which lists the ranks of a group twice: a few hundred ranks fit
+BOX_BYTES = 4096  # size of a recorder's box (see `Recorder`): enough for groups of a few hundred ranks
 
 
 @dataclass(eq=False)
 class Issued:
-    """A collective that was begun, and for which no Python code has waited yet."""
+    """An open collective: it has begun, and no Python code has waited for it yet."""
 
     work: dist.Work | OnStream | InBatch
-    row: CollectiveCount
+    row: CollectiveCount  # in which it is counted
     size: int  # bytes of its tensor on this rank
-    start: float
+    start: float  # 0 after its end was recorded
     operation: Operation
     piece: int  # number of the storage that holds the result; 0 if not known
     backward: int | None  # of a DDP bucket: the backward at whose end DDP waits for it
@@ -50,8 +50,8 @@ class Issued:
     ended: bool = False
 
     def has_ended(self) -> bool:
-        """Whether the collective has ended. True is kept: each new collective asks this of all open ones, and
-        a World's call may have hundreds.
+        """Whether the collective has ended. The answer True is kept, because each new collective asks this of
+        all open ones, and a World's call may have hundreds.
         """
         if not self.ended and not interposer.is_capturing:
             self.ended = self.work.is_completed()
@@ -59,7 +59,7 @@ class Issued:
 
 
 class Queue:
-    """Collectives that the host has begun on NCCL and the GPU has not completed; the host does not wait."""
+    """Collectives that the host has begun on NCCL, without waiting, and that the GPU has not completed."""
 
     def __init__(self):
         self._begun, self._open = 0, deque[Issued]()
@@ -71,32 +71,31 @@ class Queue:
         while self._open and self._open[0].has_ended():
             self._open.popleft()
 
-    def now(self) -> Ahead:
-        """How many collectives the host has begun and the GPU has completed. All open ones are asked, because
-        with two streams a later one may complete before an earlier one.
+    def progress(self) -> GpuProgress:
+        """How far the GPU is. All open collectives are asked, because with two streams a later one may
+        complete before an earlier one.
         """
         begun, open_ = self._begun, [issued for issued in list(self._open) if not issued.has_ended()]
         oldest = open_[0].note if open_ else None
-        return Ahead(begun, begun - len(open_), oldest)
+        return GpuProgress(begun, begun - len(open_), oldest)
 
 
 class Recorder(Listener):
     """Counts this rank's collectives from `start()` to `stop()`.
 
-    With `on` false it does not touch PyTorch and counts nothing. box: descriptor of a small file that
-    outlives this process, to which the last collective is written: if gloo aborts the process, another
-    process can read what it was doing. spans: how many waits and collectives to keep with their times.
+    on: if false, it does not touch PyTorch and counts nothing. box: descriptor of a small file, to which each
+    collective is written when it is issued. The file outlives this process: if gloo aborts the process,
+    another one can read what it was doing. spans: how many waits and collectives to keep with their times.
     """
 
     def __init__(self, box: int | None = None, on: bool = True, spans: int = 1_000_000):
         self.box, self.on, self.most_spans = box, on, spans
-        self.counter, self.moves = wire.Sockets(), Moves()
+        self.sockets, self.moves = wire.Sockets(), Moves()
         self.moves.open = self._under_way
         self.moves.forbids = lambda: interposer.beside.forbids() if interposer.beside else ""
-        self._thread = threading.local()  # operation: what is being issued; issued_at: when
-        self.last: dict | None = None  # the collective issued last, as written to the box
-        # Groups whose connections were searched for.
-        self._looked: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+        self._thread = threading.local()  # what this thread is issuing (operation), and when (issued_at)
+        self.last: dict | None = None  # the collective issued last, as in the box; None without a box
+        self._known_groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
         self.watch: Callable[[Call], None] | None = None  # called with each collective before it begins
         self.queue: Queue | None = None  # collectives on the GPU; set by `count --watch`
         if on:
@@ -104,28 +103,28 @@ class Recorder(Listener):
         self.start()
 
     def close(self) -> None:
-        """Restore PyTorch's operators, and listen no more."""
+        """Stop listening, and close the sockets."""
         if self.on:
             interposer.remove(self)
-            self.counter.close()
+            self.sockets.close()
 
     def start(self) -> None:
         """Count from here on."""
         self.rows: dict[tuple[str, str], CollectiveCount] = {}
         self._open: list[Issued] = []
-        self._unassigned: list[CollectiveCount] = []
+        self._unassigned: list[CollectiveCount] = []  # rows whose bytes on the wire are not known yet
         self._in_flight = self._peak = self._number = self._ended_unawaited = 0
-        # Works of collectives that ended before any wait, and are not open any more. The program may still
-        # wait.
+        # Works of collectives that ended before any wait, and are not open any more.
         self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
-        self._by_future: weakref.WeakSet[dist.Work] = weakref.WeakSet()
-        self._ended_tensors: set[int] = set()  # the same for functional ones: storages of their results
-        self._receives: Counter[Channel] = Counter()  # all receives begun, by the channel for any rank
+        self._ended_tensors: set[int] = set()  # storages of their results, for functional collectives
+        self._by_future: weakref.WeakSet[dist.Work] = weakref.WeakSet()  # Works whose future was taken
+        # All receives begun, also those from a given rank, by their channel's `any_source`.
+        self._receives: Counter[Channel] = Counter()
         # Works for which a wait failed, perhaps by a timeout: their connection may be lost.
         self._given_up: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self.has_failed = False
         self.last = self.watch = None
-        self._awaited: CollectiveCount | None = None
+        self._awaited: CollectiveCount | None = None  # the row of a wait for a tensor, or of DDP's
         self._awaited_for: list[Issued] = []  # the collectives that made the tensor that is waited for
         self.spans: list[Span] = []
         self.streams: list[Span] = []
@@ -133,40 +132,38 @@ class Recorder(Listener):
         if interposer.fabric:
             interposer.fabric.late = 0
         self._unseen = not wire.available  # whether bytes were sent that the operating system does not count
-        self.counter.forget()
-        self._before = self.counter.read()
+        self.sockets.forget()
+        self._before = self.sockets.read()
         self._assigned = sum(self._before.values())
         if self.box is not None:
             os.pwrite(self.box, bytes(BOX_BYTES), 0)
 
-    def look(self, group: dist.ProcessGroup | None) -> None:
-        """If this group is new, search for its connections. Bytes sent to set them up belong to no
-        collective.
-        """
-        if self.on and group is not None and group not in self._looked:
-            self._looked.add(group)
-            before = self.counter.total()
-            self.counter.refresh()
-            self._assigned += self.counter.total() - before
+    def find_connections(self, group: dist.ProcessGroup | None) -> None:
+        """If this group is new, find its connections. Bytes sent to set them up belong to no collective."""
+        if self.on and group is not None and group not in self._known_groups:
+            self._known_groups.add(group)
+            before = self.sockets.total()
+            self.sockets.refresh()
+            self._assigned += self.sockets.total() - before
 
     def finish(self) -> None:
-        """Wait for collectives that were begun and never waited for, so that they do not overlap the next
-        call's. Raises PyTorch's exception if a wait is interrupted, for a wait may never end.
+        """Wait for collectives that were begun and never waited for, so that they do not overlap those of the
+        next call. A wait may never end. Raises PyTorch's exception if it is interrupted.
         """
         for issued in list(self._open):
             if issued.work not in self._given_up and not issued.has_ended():
-                self.moves.stand(partial(Waiting, (issued.operation,)))
+                self.moves.wait_begins(partial(Waiting, (issued.operation,)))
                 interposer.wait_for(issued.work) if isinstance(issued.work, dist.Work) else issued.work.wait()
-                self.moves.go_on()
+                self.moves.wait_ends()
 
     def stop(self) -> Report:
-        """What was counted since `start()`; with `on` false only spans and levels. Does not wait."""
+        """What was counted since `start()`; with `on` false only spans and levels. This does not wait."""
         if not self.on:
             return Report(spans=self.spans, levels=self.levels)
         under_way = sum(not issued.has_ended() for issued in self._open)
-        self._assign(is_calm=not under_way)
-        self.counter.refresh()  # connections made by groups that no collective has used
-        now = self.counter.read()
+        self._assign(all_ended=not under_way)
+        self.sockets.refresh()  # connections made by groups that no collective has used
+        now = self.sockets.read()
         sent = {ports: n - self._before.get(ports, 0) for ports, n in now.items()}
         not_waited = self.not_waited()
         self._close(self._open)
@@ -189,17 +186,17 @@ class Recorder(Listener):
             self.spans.append(span)
 
     def counted_so_far(self) -> list[CollectiveCount]:
-        """A copy of the rows as they are now. Bytes on the wire that are not known yet are None, never 0."""
+        """A copy of the rows as they are now. Bytes on the wire that are not known yet are None, not 0."""
         self._assign_if_idle()
-        waiting = set(map(id, self._unassigned))
-        return [replace(row, wire=None) if id(row) in waiting else copy(row) for row in self.rows.values()]
+        unknown = set(map(id, self._unassigned))
+        return [replace(row, wire=None) if id(row) in unknown else copy(row) for row in self.rows.values()]
 
-    def calm(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no collective is under way."""
         return all(issued.has_ended() for issued in self._open)
 
     def pending(self) -> dict | None:
-        """The collective that this rank waits for; if it waits for none, the last one that has not ended."""
+        """The collective that this rank waits for, as `last`; if it waits for none, the last open one."""
         if interposer.is_issuing:
             return self.last
         notes = {issued.operation: issued.note for issued in self._open if not issued.has_ended()}
@@ -215,7 +212,7 @@ class Recorder(Listener):
     def begins(self, call: Call) -> None:
         """Count the call in its row, give it a number in its channel, and write it to the box."""
         self._assign_if_idle()
-        self.look(call.group)
+        self.find_connections(call.group)
         row = self.rows.setdefault((call.op, call.axis), CollectiveCount(call.op, call.axis))
         row.calls += 1
         row.payload += call.payload
@@ -227,23 +224,23 @@ class Recorder(Listener):
             row.wire, self._unseen = None, True  # the operating system does not count NCCL's bytes
         elif row not in self._unassigned:
             self._unassigned.append(row)
-        channel, brought = call.channel, call.brought
-        number = self.moves.begin(channel, brought)
+        channel, signature = call.channel, call.signature
+        number = self.moves.begin(channel, signature)
         operation = Operation(channel, number, call.needs, call.limit, call.backend == "gloo")
         if call.backend not in ("", "gloo", "nccl"):
             self.bypassed(f"has used the backend {call.backend!r}")
         self._thread.operation = operation
         if self.box is not None:
-            self._note(call, operation, brought, self.box)
+            self._note(call, operation, signature, self.box)
         if self.watch:
             self.watch(call)
-        # Taken before PyTorch gets the call: from then on other ranks may continue.
+        # The time is taken before PyTorch gets the call, because other ranks may continue from then on.
         self._thread.issued_at = time.monotonic()
 
     def begun(self, call: Call, work: dist.Work | OnStream | InBatch) -> None:
-        """Keep the collective among the open ones, until a wait for it ends, or it is found to have ended."""
+        """Add the collective to the open ones."""
         self._peak = max(self._peak, self._in_flight + call.size)
-        row, piece = self.rows[call.op, call.axis], _piece(call.gives)
+        row, piece = self.rows[call.op, call.axis], _piece(call.result)
         self._ended_tensors.discard(piece)  # this memory is used again, so its former tensor is freed
         operation: Operation = self._thread.operation
         since = self._thread.issued_at
@@ -252,7 +249,7 @@ class Recorder(Listener):
         if self.queue and call.backend == "nccl" and not interposer.is_capturing:
             self.queue.add(issued)
         if _is_receive(operation.channel):
-            self._receives[anybodys(operation.channel)] += 1
+            self._receives[any_source(operation.channel)] += 1
         self._in_flight += call.size
 
     def refused(self, call: Call) -> None:
@@ -266,8 +263,8 @@ class Recorder(Listener):
                 issued.work = work
 
     def waits(self, on: dist.Work | torch.Tensor | None, limit: float = NEVER) -> None:
-        """Note what blocks this rank: if it is not known which collective made the tensor, one of all open
-        ones.
+        """Note the operations that block this rank. If it is not known which collective made a tensor, these
+        are all open ones, and one of them must end.
         """
         if on is None or isinstance(on, torch.Tensor):
             begun = [issued for issued in self._open if not issued.has_ended()]
@@ -282,25 +279,26 @@ class Recorder(Listener):
             begun = known = [issued for issued in self._open if issued.work is on]
         if begun:
             operations = tuple(self._awaited_now(issued, limit) for issued in known or begun)
-            if on is None:  # the reader's callbacks may run beside DDP's wait, which is in C++
-                self.moves.stand(lambda: Waiting(operations if threads.is_in_backward() else (), False))
+            if on is None:  # between `waits` and DDP's wait, which is in C++, callbacks of the user may run
+                self.moves.wait_begins(lambda: Waiting(operations if threads.is_in_backward() else (), False))
             else:  # `known` has several if results of several collectives share a storage
                 every = len(known) == 1 or isinstance(on, dist.Work)
-                self.moves.stand(partial(Waiting, operations, every))
+                self.moves.wait_begins(partial(Waiting, operations, every))
 
     def _awaited_now(self, issued: Issued, limit: float) -> Operation:
+        """The operation of a wait that begins now; for a receive from any rank, with `received` if known."""
         operation = issued.operation._replace(limit=min(issued.operation.limit, limit))
         if operation.channel.kind != "recv_any" or self.has_failed:
             return operation
-        begun = self._receives[operation.channel]  # read before `_open`: `begun` adds to that first
+        begun = self._receives[operation.channel]  # read before `_open`, to which `begun` adds first
         others = (one for one in self._open if one is not issued and _is_receive(one.operation.channel))
         is_known = all(one.has_ended() for one in others)
         return operation._replace(received=begun - 1) if is_known else operation
 
     def waited(self, work: dist.Work, start: float) -> None:
-        """Add the seconds to the row, and close the Work's collectives. An unknown Work was closed before."""
-        self.moves.go_on()
-        if awaited := [issued for issued in self._open if issued.work is work]:  # several for a batch
+        """Add the seconds to the row, and close the collectives of this Work (several for a batch)."""
+        self.moves.wait_ends()
+        if awaited := [issued for issued in self._open if issued.work is work]:
             self._waited(awaited[0].row, start)
             self._in_flight -= sum(issued.size for issued in awaited)
             self._close(awaited)
@@ -314,13 +312,13 @@ class Recorder(Listener):
             self._given_up.add(work)
 
     def future_taken(self, work: dist.Work) -> None:
-        """This Work does not count as unawaited any more: its future may be waited for."""
+        """Do not count this Work as unawaited any more: the program may wait for its future."""
         self._by_future.add(work)
         self._waited_after_all(work)
 
     def waited_for_tensor(self, start: float) -> None:
         """Add the seconds to the row, and close the collectives that made this tensor."""
-        self.moves.go_on()
+        self.moves.wait_ends()
         if self._awaited:
             self._waited(self._awaited, start)
         for issued in self._awaited_for:  # gloo's functional reduce-scatter never reports its end
@@ -332,29 +330,29 @@ class Recorder(Listener):
 
     def waited_for_ddp(self, start: float, backward: int) -> None:
         """Add the seconds to the first bucket's row, and close all buckets of this backward."""
-        self.moves.go_on()
+        self.moves.wait_ends()
         buckets = [issued for issued in self._open if issued.backward == backward]
-        if buckets:  # all had to end, and which ended last is not known
+        if buckets:  # which bucket ended last is not known
             self._waited(buckets[0].row, start)
         for issued in buckets:  # gloo completes the future, for which DDP waits, just before the Work
             issued.ended = True
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
     def bypassed(self, what: str) -> None:
-        """From here on, prove nothing about this rank in this call."""
-        self.moves.blind = what
+        """From here on nothing is proven about this rank in this call. what: the reason, for the message."""
+        self.moves.bypass = what
 
     def _under_way(self) -> tuple[Operation, ...]:
         return tuple(issued.operation for issued in list(self._open) if not issued.has_ended())
 
     def _waited_after_all(self, work: dist.Work) -> None:
-        """A Work that ended before any wait was waited for after all, or its future was taken."""
+        """If this Work ended before any wait, do not count it as unawaited any more."""
         if work in self._ended:
             self._ended.discard(work)
             self._ended_unawaited -= 1
 
     def _unawaited(self) -> list[Issued]:
-        """The open collectives for which nobody waits, not even for a future of theirs."""
+        """The open collectives whose future the program has not taken."""
         return [issued for issued in self._open if issued.work not in self._by_future]
 
     # -- bookkeeping -------------------------------------------------------------------
@@ -369,11 +367,12 @@ class Recorder(Listener):
                 self.streams.append(Span("comm", f"{issued.row.op} {issued.row.axis}", issued.start, now))
             issued.start = 0.0
         if not keep:
-            for issued in list(ended):  # one by one, because another thread may add to them at the same time
+            for issued in list(ended):  # one by one, because another thread may add to `_open` meanwhile
                 with suppress(ValueError):
                     self._open.remove(issued)
 
-    def _note(self, call: Call, operation: Operation, brought: str, box: int) -> None:
+    def _note(self, call: Call, operation: Operation, signature: str, box: int) -> None:
+        """Set `last`, and write it to the box."""
         self._number += 1
         tensor = call.first if call.op != "barrier" else None
         peer = call.root if call.op in ("send", "recv") else None
@@ -384,7 +383,7 @@ class Recorder(Listener):
             "number": self._number,
             "channel": operation.channel,
             "nth": operation.number,  # in its channel
-            "brought": brought,
+            "signature": signature,
             "at": time.monotonic(),
             "peer": call.root,
             # the other rank of a message; for a collective all members of the group
@@ -397,24 +396,23 @@ class Recorder(Listener):
 
     def _assign_if_idle(self) -> None:
         """If no collective is under way, assign the bytes sent since the last such moment, and close all."""
-        if self.calm():
-            forgotten = self._unawaited()
-            self._ended_unawaited += len(forgotten)
-            self._ended.update(issued.work for issued in forgotten if isinstance(issued.work, dist.Work))
-            self._ended_tensors.update(issued.piece for issued in forgotten if issued.piece)
+        if self.is_idle():
+            unawaited = self._unawaited()
+            self._ended_unawaited += len(unawaited)
+            self._ended.update(issued.work for issued in unawaited if isinstance(issued.work, dist.Work))
+            self._ended_tensors.update(issued.piece for issued in unawaited if issued.piece)
             self._close(self._open)
             self._in_flight = 0
             self._assign()
 
-    def _assign(self, is_calm: bool = True) -> None:
-        """Assign the bytes sent since the last time to the rows of collectives begun since.
+    def _assign(self, all_ended: bool = True) -> None:
+        """Assign the bytes sent since the last time to the row of the collectives begun since.
 
-        The bytes of collectives that overlapped cannot be separated: if these were of one kind, the row is
-        exact; if not, each row says n/a and only the total is known. The same holds for a row with a
-        collective that is still under way.
+        If these belong to several rows, their bytes cannot be separated: each row gets None, and only the
+        total is known. all_ended: whether all have ended; if not, the rows get None too.
         """
-        total = self.counter.total()
-        is_known = wire.available and is_calm and len(self._unassigned) == 1
+        total = self.sockets.total()
+        is_known = wire.available and all_ended and len(self._unassigned) == 1
         for row in self._unassigned:
             row.wire = row.wire + total - self._assigned if is_known and row.wire is not None else None
         self._assigned = total

@@ -1,8 +1,8 @@
-"""`--cpu`: a script that names CUDA runs on processors, one "GPU" a rank.
+"""`--cpu`: runs a script written for CUDA on the CPU. Each rank has one emulated GPU.
 
-Such a script uses devices in three ways. It names a device ("cuda:0", a number): each argument that is a
-device is translated. It asks PyTorch about a device: the question is answered. It uses what only GPUs have
-(streams, pinned memory, NCCL): what changes no number does nothing, and the rest is refused.
+Such a script uses devices in three ways. It names a device ("cuda:0", a number): the argument is replaced by
+the CPU. It asks PyTorch about a device: the function that answers is replaced. It uses what only GPUs have:
+gloo replaces NCCL, streams and pinned memory do nothing, and the rest raises an error.
 """
 
 from __future__ import annotations
@@ -28,24 +28,22 @@ from torch.overrides import TorchFunctionMode
 from .. import pytorch_private
 
 _CUDA = re.compile(r"cuda(:\d+)?")
-NAME = "a processor, as three-axes --cpu plays it"
+NAME = "a processor, as three-axes --cpu plays it"  # the emulated GPU's name
 
 
 class Devices(TorchFunctionMode):
-    """In every call of PyTorch, replace a CUDA device among the arguments by the processor."""
+    """In every call of PyTorch, replaces a CUDA device among the arguments by the CPU."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        return func(*map(_here, args), **{k: _here(v, k == "device") for k, v in (kwargs or {}).items()})
+        return func(*map(_to_cpu, args), **{k: _to_cpu(v, k == "device") for k, v in (kwargs or {}).items()})
 
 
-def play() -> None:
-    """Emulate CUDA on processors from now on, for this whole process. `CHANGES` lists the differences from
-    GPUs.
-    """
+def emulate_cuda() -> None:
+    """Emulate CUDA on the CPU from now on, in this whole process. `CHANGES` lists the differences."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for place, answers in _answers():
         for name, answer in answers.items():
-            setattr(place, name, answer if isinstance(answer, type) else _own(answer))
+            setattr(place, name, answer if isinstance(answer, type) else _as_new_function(answer))
     for owner, name in (
         (nn.Module, "to"),
         (DeviceMesh, "__init__"),
@@ -72,13 +70,13 @@ def play() -> None:
 
 
 CHANGES = (
-    "--cpu: cuda is the processor, nccl is gloo, and each rank has one GPU. torch.compile, streams and pinned"
-    " memory do nothing. Asked for a GPU's memory, it tells this process's."
+    "--cpu: cuda is the CPU, nccl is gloo, and each rank has one GPU. torch.compile, streams and pinned"
+    " memory do nothing. A GPU's memory in use is that of this process."
 )
 
 
 def _answers() -> tuple[tuple[object, dict], ...]:
-    """(module or class of PyTorch, name in it -> its replacement)."""
+    """For each module or class of PyTorch: the names in it that are replaced, and their replacements."""
     return (
         (torch.cuda, _CUDA_ANSWERS),
         (torch.cuda.memory, _MEMORY),
@@ -87,13 +85,13 @@ def _answers() -> tuple[tuple[object, dict], ...]:
         (torch.cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "mark"), _nothing)),
         (torch.cuda.nccl, {"version": lambda: (0, 0, 0)}),
         (torch.Tensor, {"to": _moving(torch.Tensor.to), "cuda": _to_gpu, "pin_memory": _itself}),
-        (torch, {"Generator": Generator, "compile": _uncompiled, "load": _edited(torch.load, _load_here)}),
+        (torch, {"Generator": Generator, "compile": _uncompiled, "load": _edited(torch.load, _load_to_cpu)}),
         (nn.Module, {"compile": lambda module, *_, **__: None}),
     )
 
 
-def _here(value, number: bool = False):
-    """The processor for a CUDA device (or for a number, if `number`); any other value unchanged."""
+def _to_cpu(value, number: bool = False):
+    """The CPU for a CUDA device (with `number`, also for a device's number); any other value unchanged."""
     if isinstance(value, torch.device):
         return torch.device("cpu") if value.type == "cuda" else value
     is_one = isinstance(value, str) and _CUDA.fullmatch(value)
@@ -110,11 +108,11 @@ def _to_gpu(tensor: torch.Tensor, *_, **__) -> torch.Tensor:
 
 
 def _translate(args, kwargs) -> tuple[list, dict]:
-    """The arguments with the processor in place of CUDA devices. A number is a device if it is the first
-    argument, or a method's first.
+    """The arguments with the CPU in place of CUDA devices. A number is a device if it is the first argument,
+    or a method's first.
     """
-    named = {name: _here(value, name == "device") for name, value in kwargs.items()}
-    return [_here(value, i < 2) for i, value in enumerate(args)], named
+    named = {name: _to_cpu(value, name == "device") for name, value in kwargs.items()}
+    return [_to_cpu(value, i < 2) for i, value in enumerate(args)], named
 
 
 def _translated(call):
@@ -137,7 +135,7 @@ def _moving(to):
 
 
 def _edited(call, edit):
-    """The function, called with the arguments that `edit` returns, by name."""
+    """The function, with arguments that `edit` changes first. edit: gets them as a dict, by name."""
     signature = inspect.signature(call)
 
     @wraps(call)
@@ -157,7 +155,7 @@ def _no_gpu(given: dict) -> None:
 
 
 def _average(given: dict) -> None:
-    """Divide each rank's part and request a sum, because gloo cannot average."""
+    """Edit: divide this rank's tensor and request a sum instead of an average, because gloo has none."""
     if given.get("op") == dist.ReduceOp.AVG:
         given["op"], size = dist.ReduceOp.SUM, dist.get_world_size(given.get("group"))
         if "tensor" in given:
@@ -190,13 +188,13 @@ def _giving_future(get_future):
     return on_cpu
 
 
-def _load_here(given: dict) -> None:
+def _load_to_cpu(given: dict) -> None:
     if not callable(given.get("map_location")):
         given["map_location"] = "cpu"
 
 
-def _own(answer):
-    """A separate function for each name: Dynamo lists PyTorch's functions, and refuses two names of one."""
+def _as_new_function(answer):
+    """A new function for each name, because Dynamo refuses one function of PyTorch with two names."""
     return lambda *args, **kwargs: answer(*args, **kwargs)
 
 
@@ -209,15 +207,15 @@ def _nothing(*_, **__) -> None:
 
 
 class Generator(torch.Generator):
-    """torch.Generator on the processor, even if a CUDA device is named."""
+    """torch.Generator on the CPU, even if a CUDA device is named."""
 
     def __new__(cls, device="cpu"):
         """device: a name, a torch.device, or the number of a GPU."""
-        return super().__new__(cls, device=_here(device, True))  # type: ignore[call-arg]
+        return super().__new__(cls, device=_to_cpu(device, True))  # type: ignore[call-arg]
 
 
 class Stream:
-    """torch.cuda.Stream that does nothing: operations of a processor run in order anyway."""
+    """torch.cuda.Stream that does nothing: operations on the CPU run in order anyway."""
 
     cuda_stream, device = 0, torch.device("cpu")
 
@@ -279,11 +277,11 @@ def _ranks_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
-def _mine(*_) -> int:
+def _local_rank(*_) -> int:
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
-def _held(*_, **__) -> int:
+def _resident_memory(*_, **__) -> int:
     return psutil.Process().memory_info().rss
 
 
@@ -292,7 +290,7 @@ def _part_of_memory(*_) -> int:
 
 
 def _seed(seed: int) -> None:
-    """Seed the processor's generator without `torch.manual_seed`, which calls this function."""
+    """Seed the CPU's generator without `torch.manual_seed`, which calls this function."""
     torch.default_generator.manual_seed(seed)
 
 
@@ -304,21 +302,21 @@ _SAME = {
     "set_stream": _nothing,
 }
 _MEMORY: dict[str, Callable] = dict.fromkeys(
-    ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), _held
+    ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), _resident_memory
 )
 _MEMORY |= dict.fromkeys(("empty_cache", "reset_peak_memory_stats"), _nothing)
-_MEMORY["mem_get_info"] = lambda *_: (_part_of_memory() - _held(), _part_of_memory())
+_MEMORY["mem_get_info"] = lambda *_: (_part_of_memory() - _resident_memory(), _part_of_memory())
 _MEMORY["memory_stats"] = lambda *_, **__: {}
 _ACCELERATOR = {name: answer for name, answer in (_SAME | _MEMORY).items() if name != "mem_get_info"} | {
     "current_accelerator": lambda *_, **__: torch.device("cuda"),
-    "current_device_index": _mine,
+    "current_device_index": _local_rank,
     "set_device_index": _nothing,
 }
 _CUDA_ANSWERS = {
     **_SAME,
     **_MEMORY,
     "init": _nothing,
-    "current_device": _mine,
+    "current_device": _local_rank,
     "set_device": _nothing,
     "device": Stream,
     "stream": Stream,

@@ -1,4 +1,4 @@
-"""PyTorch's operators for collectives, and the meaning of their arguments and results."""
+"""PyTorch's operators for collectives, and where their arguments are: a table, and functions that use it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 from ..paper.collectives import algorithmic_bytes
 
-# c10d operator -> (name, argument with the process group, argument with the whole tensor, argument with the
-# root or peer)
+# Operator of the library c10d -> (the collective's name, and the indices of three arguments: the process
+# group, the whole tensor, the root or the other rank of a message).
 OPERATORS = {
     "allreduce_": ("all_reduce", 1, 0, None),
     "allreduce_coalesced_": ("all_reduce", 1, 0, None),
@@ -31,8 +31,8 @@ OPERATORS = {
     "recv_any_source_": ("recv", 1, 0, None),
 }
 
-TAGS = {"send": 3, "recv_": 3, "recv_any_source_": 2}  # c10d operator -> the argument with the tag
-# c10d operator -> the argument with the reduction
+TAGS = {"send": 3, "recv_": 3, "recv_any_source_": 2}  # operator -> index of the argument with the tag
+# Operator -> index of the argument with the reduction.
 REDUCES = {
     "allreduce_": 2,
     "allreduce_coalesced_": 2,
@@ -51,9 +51,9 @@ def reduction(operator: str, args) -> str:
 
 
 def must_send(operator: str, args, payload: float, n: int, me: int, root: int) -> float:
-    """Bytes that rank `me` of n must send by the formula; for an uneven all-to-all, by its own split sizes.
-    For a sparse tensor, each rank gathers all parts and adds them itself; all parts are assumed to be equally
-    long.
+    """Bytes that rank `me` of n must send by the formula of the collective. payload: bytes of the whole
+    tensor. An uneven all-to-all is computed from its split sizes. A sparse all-reduce is an all-gather of all
+    parts, which are assumed to be equally long.
     """
     if operator == "alltoall_base_" and (splits := args[4]):
         return payload * (1 - splits[me] / max(1, sum(splits)))
@@ -65,7 +65,7 @@ def must_send(operator: str, args, payload: float, n: int, me: int, root: int) -
 class OnStream:
     """A stand-in for the Work that NCCL does not return for a synchronous collective (since PyTorch 2.8).
 
-    It has ended when the GPU has reached this point of its stream.
+    The collective has ended when the GPU reaches the point of its stream at which this object was made.
     """
 
     def __init__(self, device: torch.device):
@@ -82,12 +82,12 @@ class OnStream:
 
 
 class InBatch:
-    """A stand-in for the Work of a send or receive until its whole batch is issued: NCCL begins none of them
-    earlier.
+    """A stand-in for the Work of a send or receive in a batch. NCCL begins the batch, and returns its Work,
+    when all of it is issued.
     """
 
     def is_completed(self) -> bool:
-        """Always False: when the batch is issued, its own Work replaces this one."""
+        """Always False: when the batch begins, its Work replaces this object."""
         return False
 
     def wait(self) -> None:
@@ -114,7 +114,7 @@ def nbytes(tensors) -> int:
     return sum(map(nbytes, tensors))
 
 
-def nobody(op: str, me: int, peer: int, size: int) -> str:
+def no_such_rank(op: str, me: int, peer: int, size: int) -> str:
     """The message for an operation whose root or other rank does not exist."""
     does = {"send": "would send to rank", "recv": "would receive from rank"}
     refusal = f"which does not exist: ranks go from 0 to {size - 1}."

@@ -1,4 +1,4 @@
-"""The command lines of `count` and `verify`. Needs no torch."""
+"""The command-line options of `count` and `verify`. Imports no torch, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ def _count(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--axes",
         action="append",
-        metavar="SAID",
+        metavar="AXES",
         default=[],
-        help="names for plain groups: tp=[[0,1],[2,3]], once for each axis, or a mesh: dp=2,tp=2",
+        help="names for groups without one: tp=[[0,1],[2,3]], once for each axis, or a mesh: dp=2,tp=2",
     )
-    sub.add_argument("--watch", action="store_true", help="say so where no rank can ever go on")
-    sub.add_argument("--exit", type=int, metavar="CODE", help="with --watch: and end the job so")
+    sub.add_argument("--watch", action="store_true", help="report if no rank can ever go on")
+    sub.add_argument(
+        "--exit", type=int, metavar="CODE", help="with --watch: then end the job with this status"
+    )
     job = sub.add_argument_group("predicted beside counted", "what is trained, and how it is split")
     job.add_argument("--model", help="a name, or a JSON file, as for plan")
     job.add_argument("--batch", type=int, help="sequences in a step, over all ranks")
@@ -48,7 +50,7 @@ def _verify(sub: argparse.ArgumentParser) -> None:
 
 def _script(sub: argparse.ArgumentParser) -> None:
     """Add the script to run, and its arguments, after the options."""
-    sub.add_argument("--cpu", action="store_true", help="run a script that names CUDA on processors")
+    sub.add_argument("--cpu", action="store_true", help="run a script written for CUDA on the CPU")
     sub.add_argument("-m", "--module", action="store_true", help="the script is a module: -m pkg.train")
     sub.add_argument("script", help="the script, as you would give it to python")
     sub.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")

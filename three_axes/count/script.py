@@ -1,4 +1,4 @@
-"""`torchrun … -m three_axes count train.py`: run a script unchanged, and count what its ranks send."""
+"""`torchrun … -m three_axes count train.py`: runs a script unchanged, and counts what its ranks send."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from ..plan.job import Job
 from ..plan.layout import Layout
 from . import on_cpu, watch, wire
 from .against import against
-from .axes import said
+from .axes import parse_axes
 from .counted import Counted
 from .counter import Counter
 from .interpose import interposer
 
-AT_THE_END = 10.0  # seconds for which rank 0 waits for the others' reports when its own script is over
+AT_THE_END = 10.0  # seconds for which rank 0, when its own script is over, waits for the others' reports
 
 
 def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
-    """Check the options. Returns a function that runs `args.script` as Python would, lets rank 0 print the
-    counts, raises the script's exceptions, and returns an exit status.
+    """Check the options `args` of the command. Returns a function that runs `args.script` as Python would,
+    lets rank 0 print the counts, raises the script's exceptions, and returns an exit status.
 
-    job: what to compare with, if a model is named. Raises ValueError for options that cannot be used.
+    job: returns what the counts are compared with; it is called only if `args` names a model. Raises
+    ValueError for options that cannot be used.
     """
     compared = None
     size = int(os.environ.get("WORLD_SIZE", 1))
-    named = [axis for text in args.axes for axis in said(text, size)]
+    named = [axis for text in args.axes for axis in parse_axes(text, size)]
     if args.model:
         if args.batch is None or args.seq is None:
             raise ValueError("--model needs --batch and --seq too: what a step sends depends on them")
@@ -51,37 +52,36 @@ def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
 
 def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, list[int]]]) -> int:
     counter = Counter(trace=args.trace is not None, box=watch.box() if args.watch else None)
-    counted, leave, me = Counted(counter, AT_THE_END), os._exit, os.getpid()
-    watches = watch.Watch(counter, say, lambda: args.exit and leave(args.exit)) if args.watch else None
+    counted, exit_process, me = Counted(counter, AT_THE_END), os._exit, os.getpid()
+    watches = watch.Watch(counter, say, lambda: args.exit and exit_process(args.exit)) if args.watch else None
 
-    def tell() -> None:
+    def finish() -> None:
         if os.getpid() != me:  # a process that the script has forked has no report
             return
-        os._exit = leave
+        os._exit = exit_process
         if watches:
             watches.leave()
         counted.finish()
         if counter.rank == 0:
             if not counter.all_have_reported():
-                wire.cut(
-                    anywhere=True
-                )  # others may wait for this rank, whose process would have ended by now
-            _report(counted, args, compared)
+                # Others may wait for this rank: without `count`, its process would have ended by now.
+                wire.cut(anywhere=True)
+            _print_report(counted, args, compared)
 
-    def leave_at_once(status: int) -> NoReturn:
+    def finish_and_exit(status: int) -> NoReturn:
         """Replaces os._exit, which some scripts call because Python's normal end takes too long, or fails."""
         if status == 0 and threading.current_thread() is threading.main_thread():
-            tell()
-        leave(status)
+            finish()
+        exit_process(status)
 
-    os._exit = leave_at_once
-    atexit.register(tell)  # registered before the script's functions, so it is called after them
+    os._exit = finish_and_exit
+    atexit.register(finish)  # registered before the script's functions, so it is called after them
     try:
         with interposer.axes.declared(named):
             run_script(args)
     except BaseException as error:
-        os._exit = leave
-        atexit.unregister(tell)
+        os._exit = exit_process
+        atexit.unregister(finish)
         if watches and watches.explain(error) and args.exit:
             sys.excepthook(type(error), error, error.__traceback__)
             raise SystemExit(args.exit) from None
@@ -89,9 +89,10 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
     return 0
 
 
-OURS = "watch", "exit", "trace", "json", "cpu"  # options that scripts seldom have
-# The script's variables, kept as long as the process lives. If they were freed, a group would wait for gloo's
-# threads, and one of these may wait for Python, to free a tensor that the interposer has handled.
+# Options of `count` that scripts seldom have: a note is printed if they are given after the script's name.
+OURS = "watch", "exit", "trace", "json", "cpu"
+# The script's variables, kept as long as the process lives. To free a group is to wait for gloo's threads,
+# and one of these may wait for Python, to free a tensor that the interposer has handled.
 _kept: list[object] = []
 
 
@@ -100,12 +101,12 @@ def run_script(args) -> None:
     except an exit with status 0.
     """
     if args.cpu:
-        on_cpu.play()
+        on_cpu.emulate_cuda()
         if os.environ.get("RANK", "0") == "0":
             say(on_cpu.CHANGES)
     given = {word.split("=")[0] for word in args.arguments}
     if misplaced := [f"--{name}" for name in OURS if name in args and f"--{name}" in given]:
-        say(f"note: {args.script} is given {', '.join(misplaced)}; options of count stand before it")
+        say(f"note: {args.script} is given {', '.join(misplaced)}; options of count come before it")
     sys.argv = [args.script, *args.arguments]
     sys.excepthook = partial(_from_the_script_on, sys.excepthook)
     try:
@@ -130,7 +131,7 @@ def _from_the_script_on(show: Callable, kind, error, trace) -> None:
     show(kind, error.with_traceback(trace), trace)
 
 
-def _report(counted: Counted, args, compared) -> None:
+def _print_report(counted: Counted, args, compared) -> None:
     if not any(counted.ranks):
         say(
             f"{args.script} called no collective in the process that was counted. Ranks that a script starts"

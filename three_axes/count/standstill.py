@@ -1,4 +1,4 @@
-"""Whether the ranks stand still. Compares successive states of all ranks, however these were collected."""
+"""Finds out whether no rank moves, and whether none ever can again, from successive states of all ranks."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from .deadlock import Deadlock, prove
-from .moves import Look
+from .moves import Snapshot
 
 
 class Reading(NamedTuple):
-    """The state of one rank. moves: changes with every movement. turn: a state whose turn is higher by 2 was
-    made after the earlier one had been read.
-    """
+    """The state of one rank, as one poll has found it."""
 
-    moves: Hashable
-    turn: float
-    look: Look
+    moves: Hashable  # has another value whenever the rank has begun or ended something
+    turn: float  # a state whose turn is higher by 2 was made after the earlier one had been read
+    snapshot: Snapshot
 
 
 class Standstill:
-    """course: as for `prove`. suspected: what the last states prove, if all of them held at one moment."""
+    """Compares the states of all ranks that `judge` gets, poll after poll. course: as for `prove`.
+
+    suspected: what the last states prove if all of them held at the same moment.
+    """
 
     def __init__(self, course: bool = False):
         self._course = course
@@ -31,23 +32,23 @@ class Standstill:
 
     @property
     def seconds(self) -> float:
-        """Seconds since a rank was last seen to have moved; 0 if nothing is known of any rank."""
+        """Seconds since the last poll that found a movement; 0 if no rank has answered yet."""
         return time.monotonic() - self._since if self._first else 0.0
 
-    def judge(self, seen: Sequence[Reading | None]) -> Deadlock | None:
-        """The proof that no rank can ever continue; None if there is none. seen[r]: the state of rank r; None
-        if it does not answer, and then it has not moved as far as is known.
+    def judge(self, states: Sequence[Reading | None]) -> Deadlock | None:
+        """The proof that no rank can ever continue; None if there is none. states[r]: the state of rank r;
+        None if it does not answer. Then it counts as not moved.
         """
-        known = {rank: one for rank, one in enumerate(seen) if one}
-        self._is_whole, first = len(known) == len(seen), self._first
+        known = {rank: one for rank, one in enumerate(states) if one}
+        self._is_whole, first = len(known) == len(states), self._first
         if any(rank not in first or first[rank].moves != one.moves for rank, one in known.items()):
             self._first, self._since = first | known, time.monotonic()
-        self.suspected = prove([one and one.look for one in seen], self._course)
-        # If every rank has been read again, all states held when the first ones had been read.
+        self.suspected = prove([one and one.snapshot for one in states], self._course)
+        # If every rank was read again without a movement, all states held at the end of the first reading.
         is_again = all(one.turn >= self._first[rank].turn + 2 for rank, one in known.items())
         return self.suspected if is_again else None
 
     def __str__(self) -> str:
-        """What was measured since the last movement."""
-        said = f"no counted operation has begun and no counted wait has ended for {int(self.seconds)} s"
-        return said if self._is_whole else f"{said}, as far as ranks answer"
+        """A sentence on the seconds since the last movement."""
+        still = f"no counted operation has begun and no counted wait has ended for {int(self.seconds)} s"
+        return still if self._is_whole else f"{still}, as far as ranks answer"

@@ -1,4 +1,4 @@
-"""The states that the ranks of a watched job write for each other, and what follows from them."""
+"""`State`: what each rank of a job under `count --watch` writes for the others; sentences on all states."""
 
 from __future__ import annotations
 
@@ -8,125 +8,123 @@ from typing import NamedTuple
 
 from .. import lines
 from ..table import ranks
-from .moves import Ahead, Begun, Channel, Look, sides_of
+from .moves import Begun, Channel, GpuProgress, Snapshot, sides_of
 from .standstill import Reading
 
-Words = tuple[str, str]  # a description of what a rank does, and the same in the plural
-SILENT = "does not answer", "do not answer"
+Words = tuple[str, str]  # a description of what a rank does, for one rank and for several: (waits, wait)
+SILENT: Words = "does not answer", "do not answer"
 
 
 class State(NamedTuple):
-    """The state that a rank has written. beat: how often it has written the same look. line: where its main
-    thread is. last: the collective that it waits in, or else the one that it began last, as written to the
-    box. ahead: how far its GPU is, and begun: what it has begun last, both for NCCL.
-    """
+    """The state that a rank has written."""
 
-    beat: int
-    look: Look
-    line: lines.Line | None = None
+    beat: int  # how often it has written this state again since its last move
+    snapshot: Snapshot
+    line: lines.Line | None = None  # the script's line in which its main thread is
+    # The collective that it waits in, or else the one that it began last, in the form of `Recorder.last`.
     last: dict | None = None
-    ahead: Ahead | None = None
-    begun: dict[Channel, list[tuple[int, str]]] = {}
+    gpu: GpuProgress | None = None  # on NCCL
+    begun: dict[Channel, list[tuple[int, str]]] = {}  # on NCCL: (number, signature) of its last operations
 
     @property
-    def gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether its script is over, with all functions registered for its end."""
-        return self.look.ended
+        return self.snapshot.ended
 
     def does(self) -> Words:
         """A description of what the rank does."""
         at = lines.show(self.line) if self.line else "code that is not the script's"
         last = f"began {collective(self.last)} last" if self.last else "began no collective"
-        if self.gone:
+        if self.has_ended:
             after = f"after {collective(self.last)}" if self.last else "before any collective"
             return (f"ended its script {after}", f"ended their scripts {after}")
-        if self.look.stands and self.last:
+        if self.snapshot.waiting and self.last:
             where = f"in {collective(self.last)}: {at}"
             return (f"waits {where}", f"wait {where}")
-        if self.ahead and (oldest := self.ahead.oldest):
+        if self.gpu and (oldest := self.gpu.oldest):
             line = f" ({lines.place(lines.Line(*oldest['line']))})" if oldest["line"] else ""
-            last = f"began {self.ahead.begun} on the GPU, {self.ahead.complete} of them complete, the next"
+            last = f"began {self.gpu.begun} on the GPU, {self.gpu.complete} of them complete, the next"
             last += f" {collective(oldest)}{line}"
         return (f"{last}, and is in {at}", f"{last}, and are in {at}")
 
     def recently(self, channel: Channel) -> dict[int, str]:
-        """Number -> what the rank passed: its last few calls, and the oldest that its GPU has not
-        completed.
-        """
+        """Number -> signature, of the rank's last few operations and of the oldest one open on its GPU."""
         recent = dict(self.begun.get(channel, ()))
-        oldest = self.ahead.oldest if self.ahead else None
+        oldest = self.gpu.oldest if self.gpu else None
         if oldest and Channel(*oldest["channel"]) == channel:
-            recent[oldest["nth"]] = oldest["brought"]
+            recent[oldest["nth"]] = oldest["signature"]
         return recent
 
     def reading(self) -> Reading:
         """The state, in the form in which states of ranks are compared."""
-        moves = self.gone, self.look.moves, self.ahead and self.ahead.complete
-        return Reading(moves, math.inf if self.gone else self.beat, self.look)
+        moves = self.has_ended, self.snapshot.moves, self.gpu and self.gpu.complete
+        return Reading(moves, math.inf if self.has_ended else self.beat, self.snapshot)
 
 
 def collective(last: dict) -> str:
-    """'all_reduce number 6 of dp, float32[3]'"""
+    """A collective in words: 'all_reduce number 6 of dp, float32[3]'. last: as `Recorder.last`."""
     to = {"send": " to", "recv": " from"}.get(last["op"])
     peer = f"{to} rank {last['needs'][0]}" if to and len(last["needs"]) == 1 else ""
     of = f", {last['dtype']}{last['shape']}" if last["shape"] is not None else ""
     return f"{last['op']} number {last['nth']}{peer} of {last['axis']}{of}"
 
 
-def in_box(last: dict) -> Words:
-    """What a rank has done of which the box alone is known: where it is by now is not."""
+def from_box(last: dict) -> Words:
+    """A description of a rank of which only the box is known: what it began last, but not where it is now."""
     at = f", in {lines.show(lines.Line(*last['line']))}" if last["line"] else ""
     return (f"began {collective(last)} last{at}",) * 2
 
 
 def places(does: Mapping[int, Words]) -> list[str]:
-    """A line for each group of ranks that do the same."""
+    """A line of text for each group of ranks that do the same. does: rank -> `State.does()`."""
     groups: dict[Words, list[int]] = {}
     for rank, words in sorted(does.items()):
         groups.setdefault(words, []).append(rank)
-    return [f"    {ranks(who)} {words[len(who) > 1]}" for words, who in groups.items()]
+    return [f"    {ranks(group)} {words[len(group) > 1]}" for words, group in groups.items()]
 
 
 def absent(last: dict | None, states: Mapping[int, State]) -> list[int]:
-    """The ranks that have ended their scripts and never began their side of a rank's last collective."""
+    """The ranks that have ended their scripts without beginning the collective `last` of another rank."""
     if last is None:
         return []
     sides = sides_of(Channel(*last["channel"]))
-    count = lambda rank: states[rank].look.begun.get(sides[rank], Begun()).count
-    ended = [rank for rank, state in states.items() if state.gone and rank in sides]
+    count = lambda rank: states[rank].snapshot.begun.get(sides[rank], Begun()).count
+    ended = [rank for rank, state in states.items() if state.has_ended and rank in sides]
     return [rank for rank in ended if count(rank) < last["nth"]]
 
 
-def hopeless(states: Mapping[int, State]) -> list[str]:
-    """Descriptions of collectives on a GPU that a rank never called, although its script has ended."""
+def never_completed(states: Mapping[int, State]) -> list[str]:
+    """Sentences on collectives that no GPU can complete, because a rank has ended its script without them."""
     missing: dict[str, list[int]] = {}
     for state in states.values():
-        if state.ahead and state.ahead.oldest and (ended := absent(state.ahead.oldest, states)):
-            missing[collective(state.ahead.oldest)] = ended
-    return [f"{ranks(who)} never came to {what}." for what, who in missing.items()]
+        if state.gpu and state.gpu.oldest and (ended := absent(state.gpu.oldest, states)):
+            missing[collective(state.gpu.oldest)] = ended
+    return [f"{ranks(ended)} never came to {what}." for what, ended in missing.items()]
 
 
 def may_be_freed(states: Mapping[int, State]) -> bool:
-    """Whether the end of a process whose script is over can make gloo raise in a rank that waits, because a
-    connection between the two closes then.
+    """Whether a rank that waits may be freed by an exception: gloo raises when the process of a rank that has
+    ended its script ends too, because its connections close.
     """
-    gone = {rank for rank, state in states.items() if state.gone}
-    waits = (state.look.stands for state in states.values() if state.look.stands and not state.gone)
-    operations = [operation for waiting in waits for operation in waiting.operations if operation.marked]
+    over = {rank for rank, state in states.items() if state.has_ended}
+    waits = [state.snapshot.waiting for state in states.values() if not state.has_ended]
+    operations = [
+        operation for waiting in waits if waiting for operation in waiting.operations if operation.on_gloo
+    ]
     ends = lambda channel: channel.members if channel.kind == "recv_any" else sides_of(channel)
-    return any(not gone.isdisjoint(ends(operation.channel)) for operation in operations)
+    return any(not over.isdisjoint(ends(operation.channel)) for operation in operations)
 
 
-def unlike(states: Mapping[int, State]) -> Iterable[str]:
-    """Descriptions of collectives of a group to which ranks passed different kinds or sizes. Compared are the
-    last few that each rank has begun, and the oldest that its GPU has not completed.
+def mismatched(states: Mapping[int, State]) -> Iterable[str]:
+    """Sentences on operations whose signatures differ between ranks. Compared are the last few that each rank
+    has begun, and the oldest that its GPU has not completed.
     """
     for channel in dict.fromkeys(channel for state in states.values() for channel in state.begun):
         sides = sides_of(channel).items()
         its = {rank: states[rank].recently(side) for rank, side in sides if rank in states}
         for number in sorted({number for recent in its.values() for number in recent}):
-            brought = {rank: recent[number] for rank, recent in its.items() if number in recent}
-            if len(set(brought.values())) > 1:
-                each = "; ".join(f"rank {rank}: {what}" for rank, what in brought.items())
+            signatures = {rank: recent[number] for rank, recent in its.items() if number in recent}
+            if len(set(signatures.values())) > 1:
+                each = "; ".join(f"rank {rank}: {signature}" for rank, signature in signatures.items())
                 yield f"collective number {number} of {ranks([*channel.members])} is not alike: {each}"
                 break

@@ -1,4 +1,4 @@
-"""A run's collectives, step by step. A step ends when the optimizer has stepped."""
+"""Divides the counts of a run into training steps. A step ends when the optimizer has stepped."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ from .clock import Span
 from .meter import Recorder
 from .report import CollectiveCount, alike
 
-APART = 2  # first steps that are kept separately: DDP makes buckets in the first, and new ones in the second
+APART = 2  # so many first steps are kept separately: DDP makes buckets in the first, new ones in the second
 
 
 @dataclass
 class BySteps:
-    """first: the rows of each of the first steps. sums: over all further steps, `further` of them.
-    same: whether those all made the same calls with the same bytes. after: what was counted after the last
-    step. seconds: how long the further steps took together.
-    """
+    """One rank's counts, by step: the first steps separately, the further ones together."""
 
-    first: list[list[CollectiveCount]] = field(default_factory=list)
-    sums: list[CollectiveCount] = field(default_factory=list)
-    further: int = 0
-    same: bool = True
-    after: list[CollectiveCount] = field(default_factory=list)
-    seconds: float = 0.0
+    first: list[list[CollectiveCount]] = field(default_factory=list)  # the rows of each of the first steps
+    sums: list[CollectiveCount] = field(default_factory=list)  # the summed rows of the further steps
+    further: int = 0  # how many further steps there were
+    same: bool = True  # whether all of them made the same calls with the same bytes
+    after: list[CollectiveCount] = field(default_factory=list)  # the rows after the last step
+    seconds: float = 0.0  # that the further steps took together
 
     @property
     def number(self) -> int:
@@ -40,11 +37,11 @@ class BySteps:
 
 
 class Stepping:
-    """Hooks on every optimizer of this process, until `stop`. A step ends with the optimizer that stepped
-    first. An optimizer that steps inside another's step (as in ZeroRedundancyOptimizer) does not end a step.
+    """Hooks on every optimizer of this process, until `stop`.
 
-    begins(ends), ended(ends): called before and after a step that is not inside another. ends: whether this
-    optimizer ends the step.
+    Of several optimizers, the one that stepped first in the run ends each training step. An optimizer that
+    steps inside another's step (as in ZeroRedundancyOptimizer) is ignored. begins(ends), ended(ends): called
+    before and after each other step. ends: whether it ends a training step.
     """
 
     def __init__(self, begins: Callable[[bool], None], ended: Callable[[bool], None]):
@@ -76,7 +73,7 @@ class Stepping:
 
 
 class Steps:
-    """What a recorder counted, cut at the optimizer's steps."""
+    """Divides what a recorder counts into training steps, while they run. counted: the counts so far."""
 
     def __init__(self, recorder: Recorder):
         self.recorder, self.counted = recorder, BySteps()

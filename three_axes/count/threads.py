@@ -1,8 +1,8 @@
-"""What else can act in a rank besides its main thread: a thread, a process, a timer, a signal handler.
+"""Finds threads, processes, timers and signal handlers that might free a rank whose main thread is blocked.
 
-Threads and processes from before the reader's first line are known, by number and start time. Some others
-never free a rank: the course's own threads; those of gloo, NCCL and CUDA, whose work is recorded elsewhere;
-tqdm's monitor, and a loader's pool. If a rank has any other, nothing is proven about it.
+If a rank has one, no hang is proven. Ignored are threads and processes that ran before the user's code (known
+by number and start time), and some that never free a rank: this project's threads; those of gloo, NCCL and
+CUDA, whose work is recorded elsewhere; tqdm's monitor; and the pool of a DataLoader.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from pathlib import Path
 
 from .. import cpython_private, lines, pytorch_private
 
-# How the names of native threads and of processes begin: those of gloo and NCCL, of the store's server, of
-# CUDA and its backward; of a loader's pool, and of the process that serves its memory.
+# How the names of native threads and processes begin that never free a rank: of gloo and NCCL, of the store's
+# server, of CUDA and its backward; of a DataLoader's pool, and of the process that serves its memory.
 HARMLESS: tuple[str, ...] = ("pt_gloo", "gloo", "pt_tcpstore", "pt_nccl", "nccl", "NCCL", "cuda")
 HARMLESS += ("pt_autograd", "pt_data_worker", "pt_pin_memory", "torch_shm")
-# Modules of Python threads that never free a rank, and the names that a loader's pool gives its threads.
+# Python threads that never free a rank: the modules of some, and the name of those of a DataLoader's pool.
 MONITORS, FEEDERS = ("tqdm._monitor",), ("QueueFeederThread",)
-ENDED = FileNotFoundError, ProcessLookupError  # raised for what has ended, or what this system does not list
+# Raised when a file in /proc is read and its thread or process has ended, or the system has no such file.
+ENDED = FileNotFoundError, ProcessLookupError
 Started = dict[tuple[str, str], str]  # (number, start time) of threads or processes -> name
 
 
 class OwnThread(threading.Thread):
-    """A thread of the course's own, which never frees a rank. It ends with the process."""
+    """A thread of this project, which never frees a rank. It ends with the process."""
 
     def __init__(self, target: Callable[[], None]):
         super().__init__(target=target, name="three-axes", daemon=True)
 
 
-class Before:
-    """What there is when this object is made: before the reader's first line."""
+class Baseline:
+    """This process's threads, children and signal handlers when the object is made: before user code."""
 
     def __init__(self):
         self._threads, self._hidden = _threads(), _hidden()
@@ -44,19 +45,19 @@ class Before:
 
     @contextmanager
     def adopting(self) -> Iterator[None]:
-        """Threads that start in this block also count as known: the course forms a group in it."""
-        then = _threads()
+        """Threads that start in this block also count as known: in it a World forms its group."""
+        before = _threads()
         yield
-        self._threads |= {started: name for started, name in _threads().items() if started not in then}
+        self._threads |= {started: name for started, name in _threads().items() if started not in before}
 
     def since(self) -> str:
-        """A description of the first new thread, process or handler that may act; '' if there is none."""
+        """The first new thread, process, timer or handler that may act, in words; '' if there is none."""
         try:
-            return self._came()
+            return self._first_new()
         except OSError as e:  # no file descriptor is left to ask the system
             return f"cannot say what runs in it: {e.strerror}"
 
-    def _came(self) -> str:
+    def _first_new(self) -> str:
         if hidden := _hidden() - self._hidden:
             return f"has a thread that Python's threading does not know{_place(hidden.pop())}"
         now, python = _threads(), {str(thread.native_id): thread for thread in threading.enumerate()}
@@ -66,9 +67,8 @@ class Before:
                 if thread := python.get(started[0]):
                     if not _is_harmless(thread, name):
                         return f"has a thread {thread.name!r}{_place(thread.ident)}"
-                elif (
-                    not name.startswith(HARMLESS) or name == own
-                ):  # a thread gets its process's name at first
+                # A new thread has its process's name at first.
+                elif not name.startswith(HARMLESS) or name == own:
                     return f"has a native thread {name!r}"
         for started, name in _children().items():
             if started not in self._children and not name.startswith(HARMLESS):
@@ -83,20 +83,20 @@ class Before:
 
 
 def is_in_backward() -> bool:
-    """Whether the main thread is in a backward of PyTorch's, and not in a Python function that the backward
-    called.
-    """
+    """Whether the main thread is in PyTorch's C++ code for a backward, and in no Python code called by it."""
     frame = lines.of_threads(sys._current_frames).get(threading.main_thread().ident or 0)
     return frame is not None and frame.f_code.co_name == "_engine_run_backward"
 
 
 def _hidden() -> set[int]:
-    """The threads that run Python and that `threading` does not know. This asks for no frames."""
+    """The threads that run Python and that `threading` does not know."""
     return set(lines.of_threads(sys._current_exceptions)) - {t.ident for t in threading.enumerate()}
 
 
 def _is_harmless(thread: threading.Thread, name: str) -> bool:
-    """name: the system's. A thread that was started on one of gloo's has gloo's name there."""
+    """Whether this Python thread never frees a rank. name: the system's, which is gloo's name for a thread
+    that one of gloo's threads has started.
+    """
     named = isinstance(thread, OwnThread) or type(thread).__module__ in MONITORS
     return named or thread.name in FEEDERS or name.startswith("pt_pin_memory")
 
@@ -108,7 +108,7 @@ def _place(ident: int | None) -> str:
 
 
 def _threads() -> Started:
-    """This process's threads; those that Python knows, if the system does not list them."""
+    """This process's threads; if the system does not list them, those that Python knows."""
     if tasks := _tasks():
         return _alive(f"/proc/self/task/{task}/stat" for task in tasks)
     return {(str(thread.native_id), ""): thread.name for thread in threading.enumerate()}
@@ -131,7 +131,9 @@ def _tasks() -> list[str]:
 
 
 def _alive(files: Iterable[str]) -> Started:
-    """Parse proc_pid_stat(5): number (name) state …, and the start time in field 22."""
+    """The threads or processes that have not ended. files: of the format of proc_pid_stat(5), which is
+    `number (name) state …` with the start time in field 22.
+    """
     alive = {}
     for file in files:
         with suppress(*ENDED):
@@ -144,10 +146,10 @@ def _alive(files: Iterable[str]) -> Started:
 
 
 def _handlers() -> dict[int, object]:
-    """The handlers of the signals that this process handles. Of a handler in C, Python knows the one before;
-    that it handles the signal is known from proc_pid_status(5).
+    """Signal -> handler, for the signals that this process handles by proc_pid_status(5). For a handler in C,
+    of which Python does not know, this is Python's earlier one.
     """
-    caught = -1  # if the system does not say: all
+    caught = -1  # if the system does not list them: all signals
     with suppress(FileNotFoundError):
         status = Path("/proc/self/status").read_text()
         caught = int(re.findall(r"^SigCgt:\s*(\w+)", status, re.M)[0], 16)
@@ -155,7 +157,7 @@ def _handlers() -> dict[int, object]:
 
 
 def _is_own(handler: object) -> bool:
-    """Whether a handler is the course's, or the one with which a loader notices its pool's end."""
+    """Whether a handler is this project's, or the one by which a DataLoader notices a worker's end."""
     file = getattr(getattr(handler, "__code__", None), "co_filename", "")
     of_loader = getattr(handler, "__module__", None) == pytorch_private.HANDLES_LOADERS
     return of_loader or file.startswith(tuple(map(str, lines.COURSE)))

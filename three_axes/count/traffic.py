@@ -1,11 +1,11 @@
-"""What one call sent, rank by rank: predicted, counted, on the wire."""
+"""`Traffic`: the bytes that each rank sent, by the calls of PyTorch and by the operating system's count."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
 from ..table import Table, human
-from .moves import KEPT, Begun, from_anybody, sides_of
+from .moves import KEPT, Begun, sides_of, target_receives_any
 from .report import CollectiveCount, Report
 
 THREE_WAYS = ("predicted", "counted", "on the wire", "wire ÷ predicted")
@@ -14,10 +14,11 @@ THREE_WAYS = ("predicted", "counted", "on the wire", "wire ÷ predicted")
 class Traffic:
     """The bytes of one call. `repr` is a table with a row for each kind of collective, as rank 0 counted it.
 
-    `ranks[r]` is the list of that rank's rows. All sizes are bytes *sent by one rank*, except `payload`,
-    which is the size of the tensors in the collectives. not_waited: isend, irecv and other begun collectives
-    for which nobody waited (including those for which DDP and functional collectives wait inside C++). late:
-    operations that took longer on this machine than on the emulated fabric, if there is one.
+    ranks[r]: the rows of rank r. All sizes are bytes *sent by one rank*, except `payload`, which is the size
+    of the tensors in the collectives. peak_in_flight[r]: the largest number of bytes of tensors that rank r's
+    collectives held at one time. not_waited: how many collectives, isend and irecv were begun for which no
+    Python code waited (DDP may have waited for some of them in C++). late: how many operations took longer
+    on this machine than on the emulated network, if there is one.
     """
 
     def __init__(self, reports: Sequence[Report], missing: Collection[int] = ()):
@@ -46,8 +47,8 @@ class Traffic:
 
     @property
     def waited(self) -> list[float]:
-        """Per rank: seconds for which it was blocked in collectives. DDP's waits inside C++ are not
-        included.
+        """Per rank: seconds for which it was blocked in collectives. DDP's waits in its constructor and in
+        forward are not included.
         """
         return [sum(row.waited for row in rows) for rows in self.ranks]
 
@@ -68,30 +69,30 @@ class Traffic:
         return sent
 
     def disagreement(self, both: bool = False) -> tuple[list[int], str] | None:
-        """Two ranks that passed to a collective of their group, or to the two sides of a message, what does
-        not match, and a sentence on it: bytes were exchanged, but mean nothing. both: only pairs in which
-        both ranks have made the call, since otherwise the first has already continued without the other.
-
-        Some such exchanges end without an error, because PyTorch does not compare.
+        """Two ranks whose calls of one collective, or of the send and the receive of one message, do not
+        match, and a sentence on them; None if all match. Such a call may end without an error, because
+        PyTorch does not compare, but its result means nothing. both: whether to leave out collectives that
+        one of the ranks has not called.
         """
         for channel in dict.fromkeys(channel for begun in self._begun for channel in begun):
-            if from_anybody(channel, self._begun):
+            if target_receives_any(channel, self._begun):
                 continue
             sides = {r: its for r, its in sides_of(channel).items() if r not in self._missing}
             counts = [self._begun[r].get(its, Begun()).count for r, its in sides.items()]
             is_message, last = channel.source is not None, max(counts)
             for number in range(max(1, last - KEPT + 1), 1 + (min(counts) if is_message else last)):
-                brought = {r: self._begun[r].get(its, Begun()).brought(number) for r, its in sides.items()}
-                one, *others = brought or [0]
+                called = {r: self._begun[r].get(its, Begun()).signature(number) for r, its in sides.items()}
+                one, *others = called or [0]
                 if both:
-                    one, *others = [r for r in brought if brought[r] is not None] or [one]
-                if differ := [r for r in others if brought[r] != brought[one]]:
+                    one, *others = [r for r in called if called[r] is not None] or [one]
+                if differ := [r for r in others if called[r] != called[one]]:
                     other = differ[0]
                     where = f"rank {one} to rank {other}" if is_message else "the call"
                     return [one, other], (
                         f"{'message' if is_message else 'collective'} number {number} of {where} does not"
-                        f" agree: rank {one} brought {brought[one] or 'nothing'}, rank {other}"
-                        f" {brought[other] or 'nothing'}. What it left in the tensors means nothing."
+                        f" agree: rank {one} {'passed' if is_message else 'called'}"
+                        f" {called[one] or 'nothing'}, rank {other} {called[other] or 'nothing'}. What it"
+                        " left in the tensors means nothing."
                     )
         return None
 
@@ -120,7 +121,7 @@ class Traffic:
         )
 
     def against(self, predicted: float | Sequence[float]) -> Table:
-        """Bytes sent per rank three ways. `predicted`: one number for all ranks, or one per rank."""
+        """A table of each rank's bytes. predicted: one number for all ranks, or one for each."""
         n = len(self.ranks)
         of_rank = list(predicted) if isinstance(predicted, Sequence) else [predicted] * n
         if len(of_rank) != n:
@@ -141,7 +142,7 @@ class Traffic:
 
 
 def side_by_side(runs: dict[str, tuple[Traffic, float]]) -> Table:
-    """Bytes sent by the busiest rank of each run, three ways. runs: name -> (its traffic, the prediction)."""
+    """A table of the busiest rank's bytes in each run. runs: name -> (its traffic, the predicted bytes)."""
     rows = []
     for name, (traffic, predicted) in runs.items():
         busiest = max(range(len(traffic.ranks)), key=lambda r: traffic.wire[r] or traffic.counted[r])

@@ -1,11 +1,11 @@
 """`count --watch`: prints where each rank is when none has moved for 5 s, and whether a hang is proven.
 
-On each rank a thread writes the rank's state to the store with which the ranks formed their group. The lowest
-rank that is alive reads the states of all, and `standstill` compares them. A state that was written twice
-since the last reading was made after it. If nothing is proven, the positions of all ranks are printed once.
+On each rank a thread writes the rank's state to the store (PyTorch's key-value server) with which the ranks
+formed their group. The lowest rank whose script has not ended reads all states, and `standstill` compares
+them. A state that has been written twice since the last reading was made after that reading.
 
-gloo may end a process in the middle of a collective, and other ranks then raise. So each recorder also writes
-to its box (`meter`), a file in the folder that torchrun made for the rank, which outlives the process.
+gloo may end a process in the middle of a collective, and other ranks then raise. So each rank also writes its
+last collective to a file in the folder that torchrun made for it: its box, which outlives the process.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from ..foreign import DataUnpickler
 from ..table import ranks
 from .counter import Counter, is_of_reports
 from .meter import Queue
-from .moves import Look
+from .moves import Snapshot
 from .standstill import Reading, Standstill
-from .states import SILENT, State, absent, hopeless, in_box, may_be_freed, places, unlike
+from .states import SILENT, State, absent, from_box, may_be_freed, mismatched, never_completed, places
 from .threads import OwnThread
 
-EVERY = 0.15  # seconds
-MANY = 300  # ranks for each second of longer waiting, because one rank reads the states of all
-SELDOM = 1.0  # seconds between the messages of a rank that is in no collective
-RECENT = 8  # operations of each channel that a rank on NCCL writes, to be compared
-AGAIN = 60.0  # the same if these positions were printed before: in a slow step that is no news
+EVERY = 0.15  # seconds between two polls of a rank's state; in a large job more,
+MANY = 300  # a second for so many ranks, because one rank reads the states of all
+SELDOM = 1.0  # seconds between the states that a rank writes while it is in no collective
+RECENT = 8  # operations of each channel whose signatures a rank on NCCL writes, to be compared
+AGAIN = 60.0  # seconds after which the same positions of all ranks are printed again
 ON_NCCL = """\
 watching ranks on NCCL, where the host does not wait for its GPU. Known are the collectives that each rank has
 begun, those that its GPU has completed, and the line of its main thread. A hang is proven only if a rank has
@@ -46,29 +46,30 @@ BOX = "last-collective"
 
 
 class Watch:
-    """Watches this rank until `leave`, and the others if it is the lowest that is alive. say: prints a block.
-    proven: called when it is printed that no rank can ever continue.
+    """Writes this rank's state until `leave`, and judges those of all ranks if this is the lowest one left.
+
+    say: prints a text. proven: is called after a text says that no rank can ever continue.
     """
 
     def __init__(self, counter: Counter, say: Callable[[str], None], proven: Callable[[], None]):
         self._counter, self._say, self._proven = counter, say, proven
         self._queue = counter.queue = Queue()
         self._main = threading.main_thread().ident or 0
-        self._mine, self._written_at, self._seen = State(0, Look(0)), 0.0, -1
-        self._lowest = 0  # no lower rank is alive
-        self._standstill, self._is_noted = Standstill(), False
-        self._heard: dict[
-            int, tuple[Reading, float]
-        ] = {}  # each rank's last state, and when it was first read
-        self._noted: dict[tuple, float] = {}  # the ranks' positions in printed notes, and when
-        self._unlike: set[str] = set()  # what was printed about collectives that do not match
+        self._mine, self._written_at = State(0, Snapshot(0)), 0.0  # the state written last, and when
+        self._last_moves = -1  # `moves` of the last snapshot
+        self._lowest = 0  # the scripts of all lower ranks have ended
+        self._standstill, self._is_printed = Standstill(), False  # whether this standstill was printed
+        # Rank -> its last state, and when that was first read.
+        self._last_read: dict[int, tuple[Reading, float]] = {}
+        self._printed: dict[tuple, float] = {}  # the ranks' positions that were printed, and when
+        self._mismatched: set[str] = set()  # what was printed about collectives that do not match
         self._store: dist.Store | None = None
         self._over = threading.Event()
         self._thread = OwnThread(self._run)
         self._thread.start()
 
     def leave(self) -> None:
-        """The script and the functions registered for its end are over: this rank begins nothing more."""
+        """Write that this rank has ended: the script is over, and all functions registered for its end."""
         self.stop()
         with suppress(OSError):
             if folder := _folder():
@@ -76,38 +77,38 @@ class Watch:
         if self._store is not None:
             with suppress(RuntimeError):  # the store ended with the process that held it
                 begun = dict(self._counter.moves.begun)
-                look = self._counter.moves.look(ended=True) or Look(0, ended=True, begun=begun)
-                self._put(State(0, look._replace(why=""), last=self._counter.last))
-                self._store.set(f"gone/{self._counter.rank}", "")
+                snapshot = self._counter.moves.snapshot(ended=True) or Snapshot(0, ended=True, begun=begun)
+                self._write(State(0, snapshot._replace(why=""), last=self._counter.last))
+                self._store.set(f"ended/{self._counter.rank}", "")
 
     def stop(self) -> None:
-        """Stop watching. (If the thread used the store while Python ends, it would end the process with an
-        error.) Does not wait for a store whose process is stopped.
+        """Stop the thread. (If it used the store while Python ends, the process would end with an error.)
+        Wait for it, but not for ever: the process that holds the store may be stopped.
         """
         self._over.set()
         self._thread.join(10)
-        self._counter.meet()
+        self._counter.find_store()
         self._store = self._store or self._counter.store  # a short script may end before the first poll
 
     def explain(self, error: BaseException) -> bool:
-        """Print where all ranks were when this rank raised, if a collective has failed or a rank had ended.
-        Returns whether this rank waited for a rank that had ended.
+        """Print where all ranks were when this rank raised `error`, if a collective has failed or a rank had
+        ended. Returns whether this rank waited for a rank that had ended.
         """
         self.stop()
         if (store := self._store) is None or not isinstance(error, RuntimeError):
             return False
         with suppress(RuntimeError):
             states = {r: one for r, one in enumerate(self._read(store)) if one}
-            gone = {r: one for r, one in states.items() if one.gone}
-            missing, does = absent(self._counter.last, gone), {r: one.does() for r, one in states.items()}
+            ended = {r: one for r, one in states.items() if one.has_ended}
+            missing, does = absent(self._counter.last, ended), {r: one.does() for r, one in states.items()}
             for note in _boxes():
-                rank, its = note["rank"], states.get(note["rank"], State(0, Look(0)))
+                rank, its = note["rank"], states.get(note["rank"], State(0, Snapshot(0)))
                 is_its_last = its.last is not None and its.last["number"] == note["number"]
-                # Of a rank that waited, or that raised, the box says more: what it has begun.
-                is_elsewhere = is_its_last and its.line and not its.look.stands
-                if not its.gone and (rank == self._counter.rank or not is_elsewhere):
-                    does[rank] = in_box(note)
-            if self._counter.has_failed or gone:
+                # The state says more only of another rank that did not wait, and has begun nothing since.
+                is_elsewhere = is_its_last and its.line and not its.snapshot.waiting
+                if not its.has_ended and (rank == self._counter.rank or not is_elsewhere):
+                    does[rank] = from_box(note)
+            if self._counter.has_failed or ended:
                 has = "it has" if len(missing) == 1 else "they have"
                 never = [f"{ranks(missing)} never came, for {has} ended."] if missing else []
                 unknown = sorted(set(range(self._counter.size)) - does.keys())
@@ -120,82 +121,85 @@ class Watch:
     def _run(self) -> None:
         with suppress(RuntimeError):
             while not self._over.wait(max(EVERY, self._counter.size / MANY)):
-                self._counter.meet()  # a rank that calls no collective at all is waited for too
+                self._counter.find_store()  # here too, for a rank that calls no collective at all
                 if self._store is None and self._counter.store is not None:
-                    # The script may wait for the other one.
+                    # A clone has a connection of its own: the script may be waiting on the other one.
                     self._store = self._counter.store.clone()  # type: ignore[attr-defined]
                     if "nccl" in self._counter.backend and self._counter.rank == 0:
                         self._say(ON_NCCL)
                 if self._store is not None:
-                    self._tell()
+                    self._write_state()
                     if self._is_lowest(self._store) and self._judge(self._read(self._store)):
                         break
 
     def _is_lowest(self, store) -> bool:
-        while self._lowest < self._counter.rank and store.check([f"gone/{self._lowest}"]):
+        while self._lowest < self._counter.rank and store.check([f"ended/{self._lowest}"]):
             self._lowest += 1
         return self._lowest == self._counter.rank
 
-    def _tell(self) -> None:
-        mine, before = self._mine, self._seen
-        look, now = self._counter.moves.look(), time.monotonic()
-        self._seen = look.moves if look else -1
-        if look is None:
+    def _write_state(self) -> None:
+        """Write this rank's state, unless it is busy elsewhere and wrote one less than `SELDOM` ago."""
+        mine, before = self._mine, self._last_moves
+        snapshot, now = self._counter.moves.snapshot(), time.monotonic()
+        self._last_moves = snapshot.moves if snapshot else -1
+        if snapshot is None:
             return
-        has_moved = look.moves != mine.look.moves
-        is_first_or_last = has_moved and (mine.beat or before == look.moves)  # of its movements
-        if not look.stands and not is_first_or_last and now - self._written_at < SELDOM:
+        has_moved = snapshot.moves != mine.snapshot.moves
+        # A rank that computes writes at once after the first of several moves in a row, and after the last.
+        is_first_or_last = has_moved and (mine.beat or before == snapshot.moves)
+        if not snapshot.waiting and not is_first_or_last and now - self._written_at < SELDOM:
             return
-        if has_moved or not look.stands:
+        if has_moved or not snapshot.waiting:
             at = lines.innermost(lines.of_threads(sys._current_frames).get(self._main))
-            last = (self._counter.pending() if look.stands else None) or self._counter.last
-            mine = State(mine.beat, look, at, last)
+            last = (self._counter.pending() if snapshot.waiting else None) or self._counter.last
+            mine = State(mine.beat, snapshot, at, last)
         self._written_at = now
-        if (ahead := self._queue.now()).begun:
+        if (gpu := self._queue.progress()).begun:
             begun = dict(self._counter.moves.begun)
             recent = {channel: [*its.last.copy()][-RECENT:] for channel, its in begun.items()}
-            mine = mine._replace(ahead=ahead, begun=recent)
-        self._put(mine._replace(beat=0 if has_moved else mine.beat + 1, look=look))
+            mine = mine._replace(gpu=gpu, begun=recent)
+        self._write(mine._replace(beat=0 if has_moved else mine.beat + 1, snapshot=snapshot))
 
-    def _put(self, state: State) -> None:
+    def _write(self, state: State) -> None:
         self._mine = state
         assert self._store is not None
-        self._store.set(f"look/{self._counter.rank}", pickle.dumps(state))  # type: ignore[arg-type]
+        self._store.set(f"state/{self._counter.rank}", pickle.dumps(state))  # type: ignore[arg-type]
 
     def _read(self, store) -> list[State | None]:
         """The last state that each rank has written; None for a rank that has written none."""
-        keys = [f"look/{rank}" for rank in range(self._counter.size)]
+        keys = [f"state/{rank}" for rank in range(self._counter.size)]
         there = keys if store.check(keys) else [key for key in keys if store.check([key])]
         values = dict(zip(there, store.multi_get(there))) if there else {}
         return [DataUnpickler(values[key], is_of_reports).load() if key in values else None for key in keys]
 
     def _judge(self, states: Sequence[State | None]) -> bool:
-        """Print what is proven, or else, once, where all ranks are. Returns whether something was proven."""
+        """Print what is proven, or where all ranks are if none moves. Returns whether anything is proven."""
         now, known = time.monotonic(), {r: one for r, one in enumerate(states) if one}
-        for new in set(unlike(known)) - self._unlike:
-            self._unlike.add(new)
+        for new in set(mismatched(known)) - self._mismatched:
+            self._mismatched.add(new)
             self._say("\n".join([f"\nin this job {new}. The ranks:", *_table(known)]))
         readings = {r: one.reading() for r, one in known.items()}
         for r, reading in readings.items():
-            if r not in self._heard or self._heard[r][0] != reading:
-                self._heard[r] = reading, now
-        late = lambda r: not known[r].gone and now - self._heard[r][1] > 2 * SELDOM
+            if r not in self._last_read or self._last_read[r][0] != reading:
+                self._last_read[r] = reading, now
+        late = lambda r: not known[r].has_ended and now - self._last_read[r][1] > 2 * SELDOM
         silent = [r for r in range(len(states)) if r not in known or late(r)]
-        heard = [None if r in silent else readings[r] for r in range(len(states))]
-        deadlock = self._standstill.judge(heard)
+        deadlock = self._standstill.judge([None if r in silent else readings[r] for r in range(len(states))])
         if deadlock and not may_be_freed(known):
-            deadlock.lines = {r: one.line.number for r, one in known.items() if one.line and not one.gone}
+            at_work = {r: one.line for r, one in known.items() if not one.has_ended}
+            deadlock.lines = {r: line.number for r, line in at_work.items() if line}
             return self._end("no rank can ever go on", [*_table(known), str(deadlock)])
         if self._standstill.seconds < lines.STILL:
-            self._is_noted = False
-        elif not self._is_noted:
-            if gone := hopeless(known):
-                return self._end("a collective can never be completed", [*_table(known), *gone])
-            where = tuple((one.gone, bool(one.look.stands), one.line) for one in known.values())
-            if self._standstill.seconds > AGAIN or now - self._noted.get(where, -AGAIN) > AGAIN:
-                self._is_noted, self._noted[where] = True, now
-                wait = not silent and all(one.gone or one.look.stands for one in known.values())
-                why = [f"rank {r} {one.look.why}" for r, one in known.items() if one.look.why and wait]
+            self._is_printed = False
+        elif not self._is_printed:
+            if sentences := never_completed(known):
+                return self._end("a collective can never be completed", [*_table(known), *sentences])
+            where = tuple((one.has_ended, bool(one.snapshot.waiting), one.line) for one in known.values())
+            if self._standstill.seconds > AGAIN or now - self._printed.get(where, -AGAIN) > AGAIN:
+                self._is_printed, self._printed[where] = True, now
+                wait = not silent and all(one.has_ended or one.snapshot.waiting for one in known.values())
+                reasons = {r: one.snapshot.why for r, one in known.items() if wait}
+                why = [f"rank {r} {reason}" for r, reason in reasons.items() if reason]
                 more = [f"That is no proof of a hang: {'; '.join(why[:3])}."] if why else []
                 head = f"\nin this job {self._standstill}:"
                 self._say("\n".join([head, *_table(known, silent), *more]))
@@ -207,8 +211,8 @@ class Watch:
         return True
 
     def _say_once(self, head: str, more: Iterable[str]) -> None:
-        """Print a job's last block, unless another rank has. It then comes before the tracebacks of
-        all ranks.
+        """Print the last text of the job, unless another rank has printed one. All ranks wait for it, so it
+        is printed above their tracebacks.
         """
         assert (store := self._store) is not None
         if store.add("said", 1) == 1:
@@ -229,9 +233,7 @@ def box() -> int | None:
 
 
 def _folder() -> Path | None:
-    """The folder of this rank in this start of the job, if torchrun made one. The folders of the host's other
-    ranks are beside it.
-    """
+    """This rank's folder for this start of the job, if torchrun made one; other ranks' are beside it."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return Path(file).parent if file else None
 
@@ -240,6 +242,6 @@ def _boxes() -> list[dict]:
     """The last operation that each rank of this host has begun."""
     notes, folder = [], _folder()
     for file in folder.parent.glob(f"*/{BOX}") if folder else ():
-        with suppress(OSError, ValueError):  # it has begun nothing, or the text did not fit into the box
+        with suppress(OSError, ValueError):  # the rank has begun nothing, or the text did not fit
             notes.append(json.loads(file.read_bytes().rstrip(b"\0")))
     return notes

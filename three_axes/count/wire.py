@@ -1,8 +1,8 @@
-"""The operating system's byte counts of the TCP connections that gloo opened in this process.
+"""Reads how many bytes the operating system has sent over this process's TCP connections of gloo.
 
 Each pair of ranks in a gloo group shares one TCP connection. Linux counts the bytes of every connection, and
-a process may read the counters of its own connections. These give the third of the three columns, which does
-not depend on PyTorch or on formulas. On other systems `available` is False and the column has n/a.
+a process may read the counters of its own connections. They are the column "on the wire", which does not
+depend on PyTorch or on formulas. On other systems `available` is False and the column has n/a.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Set
 
 End = tuple[str, int]  # address and port
 
-# struct tcp_info in linux/tcp.h: notsent_bytes is a u32 at byte 144, bytes_sent and bytes_retrans are u64 at
-# 200 and 208.
+# Three fields of struct tcp_info in linux/tcp.h: notsent_bytes, a u32 at byte 144; bytes_sent and
+# bytes_retrans, two u64 at 200 and 208.
 _TCP_INFO = struct.Struct("144xI52xQQ")
 
 
-def _speaks() -> bool:
+def _has_counters() -> bool:
     """Whether this system lets a process read the byte counters of its connections."""
     if not hasattr(socket, "TCP_INFO") or sys.platform != "linux":
         return False
@@ -29,12 +29,12 @@ def _speaks() -> bool:
         return len(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)) == _TCP_INFO.size
 
 
-available = _speaks()
+available = _has_counters()
 
 
 def _sockets(but: Set[int] = frozenset()) -> dict[int, int]:
-    """inode -> descriptor, for every socket of this process except those of some descriptors. Several
-    descriptors may belong to one socket.
+    """inode -> descriptor, for every socket of this process. but: descriptors to leave out. Several
+    descriptors may belong to one socket; one of them is returned.
     """
     descriptors = {}
     for descriptor in set(map(int, os.listdir("/dev/fd"))) - but:
@@ -59,7 +59,7 @@ def _own_ports() -> range:
 
 _PORTS = _own_ports()
 _LOOPBACK = ("127.0.0.1", "::1")
-services: set[int] = set()  # chosen ports in that range, such as the port of the ranks' store
+services: set[int] = set()  # ports in that range which a program has chosen, such as that of the ranks' store
 
 
 def _connection(descriptor: int) -> tuple[tuple[End, End], socket.socket] | None:
@@ -107,7 +107,7 @@ def cut(anywhere: bool = False) -> None:
 
 
 class Sockets:
-    """Bytes that this rank has sent, by connection, with connections that have closed since `forget`."""
+    """The bytes that this rank has sent, by connection. Connections that close are kept until `forget`."""
 
     def __init__(self):
         self._open: dict[int, tuple[tuple[End, End], socket.socket]] = {}  # by inode
@@ -118,13 +118,13 @@ class Sockets:
         self._closed.clear()
 
     def close(self) -> None:
-        """Close the duplicates of all connections."""
+        """Close this object's duplicates of all sockets."""
         for _, s in self._open.values():
             s.close()
         self._open.clear()
 
     def refresh(self) -> None:
-        """Search for connections again: a process group opens its own, and closes them at its end."""
+        """Find connections that were opened or closed since the last time. Each process group has its own."""
         there = _sockets({s.fileno() for _, s in self._open.values()}) if available else {}
         for inode in set(self._open) - set(there):  # gloo has closed it; only the duplicate is left
             ends, s = self._open.pop(inode)

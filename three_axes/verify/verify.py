@@ -99,7 +99,7 @@ def _on_this_rank(
     create the groups: ([], None).
     """
     sizes = tuple(grid.sizes.values())
-    with interposer.aside():
+    with interposer.unobserved():
         ranks = torch.arange(len(grid.ranks)).view(sizes)
         mesh = DeviceMesh(device.type, ranks, mesh_dim_names=tuple(grid.sizes))
         group = _group_of(mesh, grid)
@@ -136,7 +136,7 @@ def _group_of(mesh: DeviceMesh, grid: Mesh):
 def _gathered(mine, group) -> list | None:
     """The objects of every rank of a group, as a list on rank 0; None elsewhere."""
     gathered = [None] * dist.get_world_size(group) if dist.get_rank() == 0 else None
-    with interposer.aside():
+    with interposer.unobserved():
         dist.gather_object(mine, gathered, dst=0, group=group)
     return gathered
 
@@ -144,7 +144,7 @@ def _gathered(mine, group) -> list | None:
 def _from_rank_0(value, group):
     """The value that rank 0 gave, on every rank of the group."""
     values = [value]
-    with interposer.aside():
+    with interposer.unobserved():
         dist.broadcast_object_list(values, src=0, group=group)
     return values[0]
 
