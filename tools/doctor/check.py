@@ -25,8 +25,8 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """A check. expected: the right result. advice: what to do about a wrong one. run: a function of the name of
-    another host ('' for none). It returns the result as a text, or raises Wrong or Skipped.
+    """A check. expected: the right result. advice: what to do about a wrong one. run: a function of the name
+    of another host ('' for none). It returns the result as a text, or raises Wrong or Skipped.
     """
 
     name: str
