@@ -1,16 +1,16 @@
-# make lab    the course in JupyterLab, on your own copy in my/; FRESH=07 renews a drop, PORT=9999 is another port
-# make test   tests and the fourteen notebooks' cores, some minutes; make test-all what is slow as well
-# make test-gpu   where a GPU is, in five minutes: what the tests play with stand-ins, on ranks that share it
+# make lab    the course in JupyterLab, on your own copy in my/; FRESH=07 copies drop 07 again, PORT=9999 is another port
+# make test   tests and the fourteen notebooks' cores, some minutes; make test-all also runs the slow ones
+# make test-gpu   on a machine with a GPU, five minutes: tests of GPUs, on ranks that share it
 # make lint   the style
-# make attempts   every wrong attempt at an exercise that is written down, and what it is told
-# make cards, make cheatsheet, make slides (make slides DROP=07): printed things and decks, into build/
-# make site   all of it as pages to look at or to publish, build/site/index.html; installs no torch
+# make attempts   every stored wrong attempt at an exercise, and the answer to it
+# make cards, cheatsheet, worksheets, slides (make slides DROP=07): pages to print and to project, in build/
+# make site   the course as pages, build/site/index.html; installs no torch
 # make colab  each notebook with the whole course in it, into build/colab: upload one to Colab or Kaggle.
 #             It takes a second, and installs nothing
 # make colab REPO=owner/name   once the course is published: links that open it in Colab
-# All others first make a virtual environment in .venv, once. PYTHON=python3.12 is another Python.
-# On Linux without an NVIDIA GPU torch comes from PyTorch's index of CPU builds, if that answers.
-# TORCH=default takes pip's own; TORCH=URL, or file:///FOLDER, another index.
+# All but make colab first make a virtual environment in .venv, once. PYTHON=python3.12 is another Python.
+# On Linux without an NVIDIA GPU torch is installed from PyTorch's index of CPU builds, if that answers.
+# TORCH=default is pip's usual index; TORCH=URL, or file:///FOLDER, another one.
 
 PYTHON ?= python3
 PORT ?= 8888
@@ -45,7 +45,7 @@ test-all: $(READY)
 test-gpu: $(READY)
 	$(BIN)/python tests/run_all.py --gpu
 
-# After a change to an exercise: all natural wrong attempts, forty changes of each solution, all of 13's.
+# After a change to an exercise: the stored wrong attempts, and random changes of each solution.
 attempts: $(READY)
 	$(BIN)/python -m pytest -q -rP -n 2 -o faulthandler_timeout=1800 tests/practice/test_attempts.py tests/practice/test_changes.py tests/practice/test_limits.py tests/practice/test_own_lines.py
 
@@ -58,12 +58,12 @@ lint: $(READY)
 refresh: $(READY)
 	$(BIN)/python -m tools.refresh
 
-# Half an hour: tables in build/bench. What people would use instead goes into an environment of its own.
+# Half an hour: tables in build/bench. The tools that are compared are installed into an environment of their own.
 bench: $(READY) $(PEERS)/.ready
 	$(PEERS)/bin/python tools/bench/peers.py
 	$(BIN)/python tools/bench/ours.py
 
-# The planner's errors on published runs that you gathered in a folder: what docs/planner.md prints, and data/.
+# The planner's errors on published runs that you collected in a folder: docs/planner.md's tables, and data/.
 planner-tables: $(READY)
 	$(BIN)/python tests/plan/published.py --published $(PUBLISHED)
 	$(BIN)/python tests/plan/recommended.py --published $(PUBLISHED)
@@ -88,12 +88,12 @@ $(COURSE): $(VENV)/.torch pyproject.toml constraints.txt
 	$(BIN)/python $(PIP) --editable '.[course]'
 	@touch $@
 
-# What tests and style need besides.
+# The packages of tests and style.
 $(READY): $(COURSE)
 	$(BIN)/python $(PIP) --quiet --editable '.[test]'
 	@touch $@
 
-# What the pages, slides and printed things need: no torch.
+# The packages of pages, slides and printed things, without torch.
 $(PAGES): pyproject.toml constraints.txt | $(VENV)/.made
 	$(BIN)/python $(PIP) --quiet --editable '.[pages]'
 	@touch $@
@@ -103,7 +103,7 @@ $(VENV)/.made:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# torch comes first, alone: what it needs is fetched above, from the usual index.
+# torch is installed first, without its dependencies; those are installed with the course, from the usual index.
 $(VENV)/.torch: | $(VENV)/.made
 	@echo "Installing into $(VENV), once, with what pip says. It takes 1.6 GB on disk; with CUDA's libraries 5 to 7."
 	@if [ "$(TORCH)" = default ]; then :; \
@@ -114,7 +114,7 @@ $(VENV)/.torch: | $(VENV)/.made
 	else echo "No NVIDIA GPU is here, but PyTorch's index of CPU builds does not answer: torch from the usual index, with CUDA of some GB."; fi
 	@touch $@
 
-# A peer that cannot be had on this system is left out of the table.
+# A tool that cannot be installed on this system is left out of the table.
 $(PEERS)/.ready: pyproject.toml constraints.txt
 	$(MAKE) VENV=$(PEERS) $(PEERS)/.torch
 	$(PEERS)/bin/python $(PIP) --quiet --editable '.[test]'

@@ -1,7 +1,8 @@
-"""What a wheel carries beside folders: the README and the licence, which the site shows, and the notebooks
-without outputs, which are three quarters of it. An editable install must not have them: a folder `three_axes`
-without code in site-packages would pass for the course. Where the wheel is shown, the README's links are the
-repository's.
+"""Adds files to a wheel: README.md, LICENSE, and the notebooks without their outputs. Also makes the README's
+links lead to the repository, for the project's page on PyPI.
+
+An editable install gets none of these files: a folder `three_axes` without code in site-packages would be
+taken for the course.
 """
 
 import json

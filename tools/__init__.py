@@ -1,1 +1,1 @@
-"""Tools for those who make, teach or measure the course."""
+"""Command-line tools to make, teach, test and measure the course."""

@@ -2,9 +2,9 @@
 
 Each student runs `three-axes class quiz before` in the folder of the notebooks, and `quiz after` at the end,
 and hands in the progress.json of that folder. Put these files into FOLDER as NAME.json or as
-NAME/progress.json. `three-axes class collect FOLDER` prints what to discuss: the exercises that the fewest
-students have passed, with their mistakes. It also prints the course's advice on each mistake, the results of
-the quiz, and a line for each student. Nothing is sent anywhere.
+NAME/progress.json. `three-axes class collect FOLDER` prints the exercises that the fewest students have
+passed, the mistakes in them with the course's advice, the results of the quiz, and a line for each student.
+Nothing is sent anywhere.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Writes the cell that makes the course importable, and notebooks for Colab and Kaggle.
+"""Writes notebooks for Colab and Kaggle, and the first cell of every notebook, which imports the course.
 
 python -m tools.colab              build/colab/NN.ipynb, each with the whole course: upload one, run it
-python -m tools.colab owner/name   badges, for a course that is published on GitHub
+python -m tools.colab owner/name   links that open the notebooks in Colab, once the course is on GitHub
 
-It needs only Python 3.11 or newer, and takes a second.
-
-Colab opens a file of the repository as it is stored, and no metadata reliably hides an output there. So both
-commands write copies without outputs: a prediction is asked before its answer is visible.
+It needs only Python 3.11 or newer, and takes a second. Both commands write copies without outputs, so that a
+prediction is asked before its answer is visible.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from .lab import blank
 
 UNNAMED = "OWNER/three-axes"  # until `make colab` is given the repository's name
 
+# The first cell of a notebook is FIRST, then SETUP. SETUP finds the course, or downloads it.
 FIRST = """#@title Run this cell and the next one first; after a restart of the kernel, the %%ranks cells too
 # It takes some seconds: PyTorch is imported. Where the course is not installed, it is found or fetched.
 """

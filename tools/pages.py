@@ -15,10 +15,12 @@ import nbformat
 from helpers.practice import LATER, Written, drop_number, notebooks, written
 from three_axes.files import find
 
-# A notebook's core reaches from its title to BOX, its lesson from the title to LATER.
+# The core of a notebook is everything above BOX, its lesson everything above LATER.
 CORE = 6  # minutes promised for every core; tests/notebooks/test_notebooks.py limits what a core may hold
 BOX = "## When it hurts\n"
+# The parts of the course, for the list of drops in each notebook: name -> numbers of its drops.
 PHASES = {"Split": range(1, 5), "Trace": range(5, 10), "Mend": range(10, 14), "Defend": range(14, 15)}
+# The lines of a notebook that this module writes.
 PLACE = re.compile(r"^\*\*\w\w of 14\*\*.*$|^\*\*\w\w, beyond the fourteen\*\*.*$", re.M)
 MINUTES = re.compile(r"^\*\d+ minutes, \[?practice \d+(?:\]\([^)]*\))?\. Afterwards you can ", re.M)
 PRACTICE = re.compile(r'^(##+ Practice: .*?)(?: · \w+, \d+ minutes)?(?:<a id="[^"]*"></a>)?$', re.M)

@@ -17,6 +17,7 @@ from three_axes.files import find
 from . import wall
 from .pages import unlinked
 
+# The CSS of each kind of page.
 ONE_TO_A_PAGE = """@page { size: A6 landscape; margin: 6mm }
 .card { height: 90mm; border: 0; break-after: page; font-size: 15pt }"""
 WORKSHEET = """@page { size: A4; margin: 12mm } .sheet { break-after: page; font-size: 10pt }
@@ -31,7 +32,7 @@ EIGHT_TO_A_SHEET = """@page { size: A4; margin: 8mm }
 main, .face { margin: 0; padding: 0; max-width: none } h1 { display: none }
 .face { display: grid; grid-template-columns: 1fr 1fr; break-after: page }
 .card { height: 69mm; box-sizing: border-box; margin: 0 }"""
-SHEET = 8
+SHEET = 8  # cards on a sheet
 
 
 def rendered(name: str, **values: object) -> str:

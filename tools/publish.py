@@ -1,6 +1,6 @@
-"""Lists what is still to do before a version is published. RELEASING.md has the whole list.
+"""Lists what is still to do before a version is published: python -m tools.publish
 
-With --tag v1.2.3 it only checks that the tag, the version and the changelog agree.
+RELEASING.md has all steps. With --tag v1.2.3 it only checks that tag, version and changelog agree.
 """
 
 from __future__ import annotations

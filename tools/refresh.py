@@ -1,11 +1,11 @@
 """Runs notebooks in a fresh kernel and stores their outputs: `make refresh` for all notebooks, or
 `python -m tools.refresh` with names of notebooks.
 
-Only content is stored: no timings, no machine's metadata, no live widgets (their text is stored instead). So
-a difference between two versions is a difference for the reader.
+Only content is stored: no timings, no metadata of the machine, and a widget's text in place of the widget. So
+each difference in a commit is one that the reader can see.
 
-The pictures in README.md and docs/ are copied from these outputs. If outputs have changed in another way,
-such as by a merge, `python -m tools.refresh --pictures` writes only the pictures.
+The pictures in README.md and docs/ are copied from these outputs. `python -m tools.refresh --pictures` only
+writes the pictures, for instance after a merge has changed outputs.
 """
 
 import os
@@ -38,7 +38,7 @@ def normalise(notebook: nbformat.NotebookNode, number: str) -> nbformat.Notebook
     return notebook
 
 
-# A notebook, and a text of the cell that has the picture.
+# Picture in data/ -> (number of its notebook, a text in the source of its cell).
 PICTURES = {"timeline.png": ("07", 'gantt.timeline({"1F1B, predicted"'), "cube.png": ("01", "draw.cuts(4)")}
 
 

@@ -1,9 +1,9 @@
 """Makes slides of a drop, for a teacher: a page of HTML that needs no network. Arrow keys, space and a
 clicker turn the slides. Each slide has a number, and an address: 07.html#5.
 
-A slide begins at each heading, and after each output. The reader's checks, folded answers, the setup and the
-sections for another day are left out. The figures are the stored ones, so sentences that ask the reader to
-move a figure are left out too. An explorer that answers a prediction is placed after the answer.
+A slide begins at each heading, and after each output. The exercise's checks, folded answers, the setup and
+the sections for another day are left out. Pictures are the stored ones, so sentences that ask the reader to
+move a slider are left out too. An explorer that answers a prediction is placed after the answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from helpers.practice import BUILD, answering, notebooks
 from .pages import PLACE, lesson, not_started, unlinked
 from .printables import rendered
 
-CONTROLS = re.compile(r"(?m)(?:^|(?<=[.:] ))(?:Press|Move|Drag|Click)\b[^.:\n]*[.:][ ]*(\w?)")  # one sentence
+# A sentence that asks the reader to use a control, and the letter after it.
+CONTROLS = re.compile(r"(?m)(?:^|(?<=[.:] ))(?:Press|Move|Drag|Click)\b[^.:\n]*[.:][ ]*(\w?)")
 SHORT = 200  # characters; a shorter text gets no slide of its own
 LINES = 24  # so many lines fit on a slide in readable letters
 

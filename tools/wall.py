@@ -1,5 +1,5 @@
-"""Makes the page for the wall, as HTML: what each way of splitting cuts, sends and holds. A browser prints it
-on one page of A4 in landscape. `three_axes.plan` computes its figures.
+"""Makes a poster as HTML: what each way to split a training job cuts, sends and holds. A browser prints it on
+one page of A4 in landscape. `three_axes.plan` computes its figures.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""A small transformer on three axes: rows over dp, tokens over cp, heads and tokens over tp (with sequence
-parallelism). Plain tensors, as Megatron-LM has them: every sum over ranks stands here.
+"""A small transformer on three axes. Wrong programs are made of it by edits.csv.
+
+Rows are split over dp, tokens over cp, heads and tokens over tp (with sequence parallelism). Tensors are
+plain ones, as in Megatron-LM, so every sum over ranks is in this file.
 """
 
 import torch
@@ -14,7 +16,7 @@ WORDS, HIDDEN, HEADS, LAYERS, ROWS, TOKENS, NOTHING = 32, 16, 4, 2, 4, 16, -100
 
 
 class Axis:
-    """The group of an axis, its size, and this rank's place; without a mesh one rank alone."""
+    """The group of an axis, its size, and this rank's number in it. Without a mesh the size is 1."""
 
     def __init__(self, mesh, name):
         there = mesh is not None and name in mesh.mesh_dim_names

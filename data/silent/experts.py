@@ -1,5 +1,7 @@
-"""Four experts over ep, inside dp: each rank has other rows and, of each layer, some experts. An auxiliary
-loss keeps the router even.
+"""A small model with four experts, split over ep. Wrong programs are made of it by edits.csv.
+
+Each rank has other rows of the batch and, of each layer, some experts. An auxiliary loss keeps the router
+even.
 """
 
 import torch
@@ -33,7 +35,7 @@ class Experts(nn.Module):
         return x + weight[:, None] * out[back]
 
     def to_experts(self, rows, counts):
-        """(rows for my experts, (ranks, my experts) how many came for each)."""
+        """(the rows for this rank's experts; how many rows came from each rank for each of them)."""
         if self.size == 1:
             return rows, counts[None]
         theirs = torch.empty_like(counts)
@@ -84,7 +86,7 @@ def build(mesh):
 
 
 def step(model, batch, mesh):
-    """Rows are shared over edp and ep alike: both are dp to everything but the experts."""
+    """Each rank takes other rows: for all parameters but the experts', edp and ep together are dp."""
     mine, shares = (dist.get_rank(), mesh.size()) if mesh is not None else (0, 1)
     tokens, targets = batch
     loss = torch.zeros(())

@@ -1,5 +1,7 @@
-"""Stages over pp, rows over dp, in plain sends and receives. The head is the embedding: the first stage and
-the last hold a copy each.
+"""A small pipeline with plain sends and receives. Wrong programs are made of it by edits.csv.
+
+Layers are split over pp, rows over dp. The head is the embedding: the first and the last stage have a copy of
+it each.
 """
 
 import torch
@@ -21,7 +23,7 @@ class Layer(nn.Module):
 
 
 class Stage(nn.Module):
-    """Layers `first` to `last`; the embedding where they begin or end."""
+    """The layers of one pipeline stage; the first and the last stage also have the embedding."""
 
     def __init__(self, number, stages):
         super().__init__()

@@ -1,5 +1,7 @@
-"""ZeRO 1 over dp by hand: gradients are summed in buckets while backward runs; each rank keeps the states of
-a piece of all weights, laid end to end and padded, updates it, and gathers the others.
+"""A small model under ZeRO-1, written by hand. Wrong programs are made of it by edits.csv.
+
+Gradients are summed over dp in buckets while backward runs. All weights are laid end to end and padded. Each
+rank keeps the optimizer states of one piece of them, updates this piece, and gathers the others.
 """
 
 import torch
@@ -18,7 +20,7 @@ def model_of():
 
 
 class Sharded:
-    """Adam on a piece of the weights."""
+    """AdamW on this rank's piece of the weights."""
 
     def __init__(self, model, group):
         self.parameters, self.group = list(model.parameters()), group
@@ -28,7 +30,7 @@ class Sharded:
         self.adam = torch.optim.AdamW([self.piece], lr=0.01, weight_decay=0.1)
 
     def flat(self, tensors):
-        """(ranks, a piece's length), the last one padded."""
+        """The tensors end to end, as (ranks, length of a piece); the last piece is padded with zeros."""
         line = torch.cat([t.flatten() for t in tensors])
         return F.pad(line, (0, self.size * self.length - len(line))).view(self.size, -1)
 
@@ -51,7 +53,7 @@ class Sharded:
 
 
 class Buckets:
-    """All-reduces that begin as soon as a bucket of gradients is there."""
+    """Gradients in buckets of at least `most` numbers; the all-reduce of a full bucket begins at once."""
 
     def __init__(self, model, group, most=1000):
         self.group, self.most, self.ready, self.under_way = group, most, [], []

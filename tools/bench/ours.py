@@ -1,4 +1,4 @@
-"""Measures what the course's own parts cost and count, and prints tables: `make bench`, or
+"""Measures the cost of counting, `verify` and the planner, and compares counters of bytes: `make bench`, or
 
     python tools/bench/ours.py [counting verify counters planner]
 

@@ -1,6 +1,6 @@
-"""Compares `World` with other launchers that are installed: `make bench`.
+"""Compares the course's `World` with other ways to start ranks from a notebook: `make bench`.
 
-Each measurement runs in a driver process of its own, which plays the role of the kernel. The measurements, on
+Each measurement runs in a driver process of its own, in place of a notebook's kernel. The measurements, on
 four gloo ranks:
 
     cold           seconds from starting Python to the end of the driver, after one small all-reduce
@@ -38,7 +38,9 @@ from report import save, timed
 
 from helpers.ranks.ports import free_port
 
-MARK = "THREE_AXES_BENCH"
+MARK = (
+    "THREE_AXES_BENCH"  # environment variable of all processes of a measurement, to find those that are left
+)
 N = 4  # ranks
 PATIENCE = 45  # seconds, with the start; a driver of a failure that runs longer counts as hung
 

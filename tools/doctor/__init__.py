@@ -3,11 +3,11 @@ launchers.
 
     three-axes doctor                  all of them, some minutes
     three-axes doctor 4 10             the fourth and the tenth
-    three-axes doctor 13 --meet HOST   on two machines at once, HOST being
+    three-axes doctor 13 --meet HOST   on two machines at once; HOST is
                                        the name of one of them
 
-Each check prints what it has measured. A wrong result is marked WRONG, with the expected result and what to
-do. The report can be pasted into an issue. The command's exit status is 1 if something is wrong.
+Each check prints its result. A wrong result is marked WRONG, with the expected result and what to do. The
+report can be pasted into an issue. The exit status is 1 if a result is wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The class of a check, and functions that all checks use."""
+"""A check of `three-axes doctor`, and functions that several checks use."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """A check. run: takes the name of a host to meet ('' for none), and returns its result as a text, or
-    raises Wrong or Skipped. expected: the right result. advice: what to do about a wrong one.
+    """A check. expected: the right result. advice: what to do about a wrong one. run: a function of the name
+    of another host ('' for none). It returns the result as a text, or raises Wrong or Skipped.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The check of failures on a rank, and of processes that are left behind."""
+"""A check of `three-axes doctor`: ranks that fail are named, and no process is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of this machine: versions, devices, ranks, clocks, results."""
+"""Checks of `three-axes doctor` on this machine: versions, devices, ranks, clocks, results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of training and of its launchers, on one machine and on two."""
+"""Checks of `three-axes doctor` on training and launchers, on one machine and on two."""
 
 from __future__ import annotations
 

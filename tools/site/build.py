@@ -1,8 +1,8 @@
-"""Writes all pages, and the links between them.
+"""Writes all pages of the site, and the links between them.
 
 The site has the folders of the repository: notebooks/02_….ipynb becomes notebooks/02_….html, docs/train.md
 becomes docs/train.html, README.md becomes the first page. A file of Python becomes a page if a document links
-to it. So a link keeps its folder and changes its ending.
+to it. So a link between pages is the link between the files, with another ending.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from . import drop, frames
 from .first import first
 
 PAGES = (".ipynb", ".md", ".py", "")  # these files become pages; other files are copied
-FIRST = "README.md"
+FIRST = "README.md"  # becomes the first page
 GLOSSARY = "docs/glossary.md"
 LOST = "404.md"  # the page for an address that does not exist
 

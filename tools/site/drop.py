@@ -1,6 +1,6 @@
-"""Makes a page of a notebook that works without a kernel.
+"""Makes a page of HTML of a drop's notebook, which works without a kernel.
 
-Each code cell gets a `role` in its metadata. The template data/site/drop draws a cell by its role.
+Each code cell gets a `role` in its metadata, by which the template data/site/drop draws it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Makes the exercise of the first page, in which the visitor predicts which cut sends most.
+"""Makes the exercise of the site's first page: which of data, tensor and pipeline parallelism sends most?
 
-This module computes its figures; data/site/first.js animates it.
+This module computes the figures; data/site/first.js animates the exercise.
 """
 
 from __future__ import annotations

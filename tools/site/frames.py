@@ -1,5 +1,7 @@
-"""The frames of the site's explorers: every setting of `explore.schedules` and `explore.memory`, computed by
-the same functions, as two scripts of some hundred kB.
+"""Computes the frames of the site's two explorers, pictures with sliders that work without a kernel.
+
+A frame is the picture for one setting of the sliders, as text. All frames of `explore.schedules` and
+`explore.memory` are written as two scripts of some hundred kB, which data/site/site.js draws.
 
 A frame of a schedule is its title and a text for each rank. The text lists the operations in order: 'F3' is
 microbatch 3 forward, F3' the same in the rank's second chunk. '.2' before an operation is idle time, in units
