@@ -27,9 +27,9 @@ row: a name, advice, and proofs, of which one is enough:
     - parts: `form`    the answer has another type, shape or dtype than the solution's
     - parts: `cut`     no gradient of the answer reaches x
 
-A row without a proof has a function of its name in `shows`; a row with errors may have one. The function gets
-two Runs, of the attempt and of the solution. It returns whether the attempt has this mistake, or a text on
-what shows it. Rows are tried in order.
+A row without a proof has a function of its name in the exercise's `shows`; a row with errors may have one.
+The function gets two Runs, of the attempt and of the solution. It returns whether the attempt has this
+mistake, or a text on what shows it. Rows are tried in order.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from .runs import Endless
 if TYPE_CHECKING:  # ranks import the drops, and do not need matplotlib
     from ..draw import Picture
 
+# Kind of answer -> the mark before its text.
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!", "not counted": "○"}
 COLOURS = {"right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}  # else grey
 PRINTS = 1000  # lines of one rank in one call; if it has more, printing is why the call takes long

@@ -2,7 +2,8 @@
 
 Computation counts first, because it hides communication and copies: a moment in which the GPU computes is
 compute. Exposed time is the time in which a collective runs, and no other kernel and no copy. It is a union
-of intervals, not a sum of kernels. While collectives of two axes run, it counts for the first by name.
+of intervals, not a sum of kernels. While collectives of two axes run, the time counts for the axis whose name
+comes first in the alphabet.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ from .verdict import EXACT, Twin, Verdict, Wrong, by_cause, of_dropouts
 
 DOUBLE = torch.finfo(torch.float64).eps
 # A spread is the relative difference between the twin's two runs (`Twin.again`).
-ROUNDINGS = 4  # a difference of so many eps is allowed: in types other than float64, and in every update
-SPREADS = 8  # a difference of so many spreads is allowed
-FAR = 16  # a spread of more than so many medians does not count: of a few gradients it is large by chance
+ROUNDINGS = 4  # the allowed difference, in eps of the type: for types other than float64, and for updates
+SPREADS = 8  # the allowed difference, in spreads
+FAR = 16  # a spread of more than so many medians of all spreads is ignored, since a few are large by chance
 # A gradient below this share of the largest may be only rounding. Also the least tolerance for outputs and
 # updates, and the least absolute loss by which a difference is divided.
 SMALL = 1e-6
