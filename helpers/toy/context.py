@@ -36,7 +36,7 @@ def zigzag(s: int, c: int) -> list[torch.Tensor]:
 
 
 def sees(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """The causal mask, (mine, theirs): whether the token at a position of mine may attend to one of theirs."""
+    """The causal mask, (mine, theirs): whether a token at a position of mine may attend to one of theirs."""
     return mine[:, None] >= theirs
 
 

@@ -18,7 +18,7 @@ from .cells import deal
 
 
 def who_never_came(entries, members):
-    """{group: ranks} of the groups in which ranks have not called what others have called. Ranks rise.
+    """Return {group: ranks}: the ranks, in rising order, that have not called what others of the group have.
 
     entries: a dict, rank -> its flight record, a list of dicts, oldest first: entry["process_group"][0] is
     the group, entry["collective_seq_id"] the sequence number, entry["state"] "completed" if it has ended. Old

@@ -42,7 +42,9 @@ def overlap(model, world_size):
     return finish
 
 
-STEPS, LAYERS, WIDTH, PAUSE = 3, 6, 192, 0.030  # few parameters: each can have an all-reduce of its own
+# The model of the check. It has few parameters, so each can have an all-reduce of its own. PAUSE: seconds for
+# which each layer's backward sleeps.
+STEPS, LAYERS, WIDTH, PAUSE = 3, 6, 192, 0.030
 FUNCTION = "a function"
 
 

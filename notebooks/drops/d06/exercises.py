@@ -30,7 +30,7 @@ def sequence_mlp(x, up, down, rank, world_size):
     return scatter(F.gelu(gather(x) @ up) @ down)
 
 
-B, S, H = 2, 16, 32
+B, S, H = 2, 16, 32  # sequences, tokens of each, hidden size
 
 
 def _numbers() -> list[torch.Tensor]:

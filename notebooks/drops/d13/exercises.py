@@ -19,9 +19,9 @@ from three_axes.table import human
 
 
 class Given(NamedTuple):
-    """A job as a cost model sees it: N parameters, L layers of width h, `batch` sequences of s tokens. C in
-    FLOP/s, W of a link in a node and R of a port in bytes/s are those that are reached. node: its GPUs.
-    g: bytes of a gradient, 2, or 4 where a framework sums gradients in float32.
+    """A job as a cost model sees it: N parameters, L layers of width h, `batch` sequences of s tokens. C:
+    FLOP/s that a GPU reaches. W, R: bytes/s that a link in a node, and a port out of it, reach. node: GPUs of
+    a node. g: bytes of a gradient, 2, or 4 where a framework sums gradients in float32.
     """
 
     N: float
@@ -37,8 +37,8 @@ class Given(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A layout: b sequences in a microbatch, v chunks on a rank, the ZeRO stage, again: 1 where every layer's
-    forward runs twice.
+    """A layout. d, t, p: sizes of DP, TP and PP. b: sequences in a microbatch. v: chunks of layers on a rank.
+    zero: the ZeRO stage. again: 1 if every layer's forward runs twice (recompute), else 0.
     """
 
     d: int

@@ -17,9 +17,9 @@ from three_axes.plan import CLUSTERS, FRAMEWORKS, Job, Layout, ModelShape, find_
 
 
 class Defended(NamedTuple):
-    """A defence: the layout; its seconds, bytes and bubble (a share of the step); the set of the axes, of
-    'tp', 'dp' and 'pp', that cross nodes; and the fastest layout with half the network, with a quarter of the
-    batch, with TP 16, and of FSDP alone: None where none fits.
+    """A defence of the layout `cut`. seconds: of a step. memory: bytes. bubble: a share of the step. crosses:
+    the axes, of 'tp', 'dp' and 'pp', that cross nodes. The others: the fastest layout with half the network,
+    with a quarter of the batch, with TP 16, and of FSDP alone; None where none fits.
     """
 
     cut: Cut
