@@ -225,9 +225,8 @@ def limited(run: Callable, solution: float | None) -> Callable:
     return _limited_run
 
 
-COURSE = re.compile(
-    r"[/\\\\](three_axes[/\\\\]paper|helpers[/\\\\]toy)[/\\\\]"
-)  # the course's code that solves exercises
+# Files of the course with functions that solve exercises.
+COURSE = re.compile(r"[/\\\\](three_axes[/\\\\]paper|helpers[/\\\\]toy)[/\\\\]")
 
 
 def noting_help(run: Callable, solution: Callable, also: bool, helped: list[str]) -> Callable:

@@ -80,8 +80,8 @@ class Between:
         return 2 * len(both) > len(self._compared[a]) and len(both) > 1 and self._equal_share(a, b) == 1
 
     def constants_are_copies(self, name: str, a: int, b: int) -> bool:
-        """Whether a parameter whose numbers are all equal is a copy, on two ranks with the same `kind` of it.
-        It is one on replicas, and beside another parameter of its module. It also is one if it is as long as
+        """Whether a parameter whose numbers are all equal is a copy, on two ranks with the same `kind` of it:
+        if the ranks are replicas; if its module has another parameter; or if the parameter has the length of
         the model's width, which is not cut, and collectives send activations between the ranks (without
         `heard`, this is assumed).
         """

@@ -85,7 +85,7 @@ class Copies:
         """
         found = []
         changed = lambda name, rank: now[rank][name].digest != self._last[rank][name].digest
-        kept = dict.fromkeys(name for marks in now for name in marks if OF in name)
+        state_names = dict.fromkeys(name for marks in now for name in marks if OF in name)
         differing = {name: self._differing(step, name, now, self.groups[name]) for name in self.groups}
         for name, drift in differing.items():
             if drift and just_stepped and self._were_equal(drift, just_stepped):
@@ -105,7 +105,7 @@ class Copies:
         for name, groups in self._either.items():
             if name not in self.doubtful and (drift := self._differing(step, name, now, groups)):
                 self.doubtful[name] = drift
-        for name in kept:
+        for name in state_names:
             owner = name.rpartition(OF)[2]
             if not self._differing(step, name, now, self.groups.get(owner, [])):
                 self._unsettled.pop(name, None)
