@@ -129,7 +129,7 @@ layer = OnRanks(
 
 
 def groups_of(rank, ranks, tp, ep):
-    """Whom `rank` of `ranks` meets: {"tp": [...], "dp": [...], "ep": [...], "edp": [...]}, rising lists.
+    """The groups of `rank`: {"tp": [...], "dp": [...], "ep": [...], "edp": [...]}, each in rising order.
 
     Attention: tp is innermost, dp the rest. Experts: ep is innermost, over the same ranks, edp the rest.
     tp: the ranks that share attention's matrices. dp: those whose gradients of attention are averaged with
