@@ -148,8 +148,8 @@ class _OneByOne(Asked):
         if mine.error:
             return super().judged(mine, does)
         truth = does("")
-        if said := self._form(mine, truth):
-            return said
+        if wrong_form := self._form(mine, truth):
+            return wrong_form
         for field, question in QUESTIONS.items():
             one, ours = _only(mine, field), _only(truth, field)
             if one.differs_in(ours, self.alike):
