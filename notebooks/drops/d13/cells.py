@@ -42,7 +42,7 @@ def the_plan() -> Plan:
 
 
 def first_line(*, d: object, t: object, p: object) -> Answer:
-    """Check the reader's first line: whether a (DP, TP, PP) for the 32 GPUs is possible."""
+    """Check the numbers that the reader writes first: whether this (DP, TP, PP) is possible on 32 GPUs."""
     sizes = d, t, p
     if ... in sizes:
         return Answer("not started", "Write three numbers in place of the dots, and run this cell again.")

@@ -170,7 +170,7 @@ class _OneByOne(Asked):
             self.reads = reads
 
     def _where(self, mine: Run, truth: Run, parts: str) -> str:
-        return ""  # `judged` says it
+        return ""  # `judged` writes this text
 
     def _at(self, field: str, mine: Run, truth: Run) -> str:
         """A sentence on the first job in which a field is wrong, and on the reader's answer."""
