@@ -382,9 +382,7 @@ class Asked(Compared):
         return self.judged(mine, does) or praised(self, mine, does(""))
 
     def worlds(self):
-        """One pair, whose functions run in this process, which does not survive a crash or hang of
-        an attempt.
-        """
+        """One pair, whose functions run in this process: a crash or hang of an attempt ends it."""
         cases = self._cases()
         answers = lambda attempt: Run((), [{"values": [attempt(*case) for case in cases]}])
         yield self._does(cases), answers

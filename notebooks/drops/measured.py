@@ -45,9 +45,7 @@ def one_step(world: World, sizes: dict[str, int], split: Callable, step: Callabl
 
 
 def kept_by(part: torch.nn.Module, step: Callable) -> dict[str, int]:
-    """On a rank: run the step of `one_step` on its part of the model. Returns the bytes that it keeps, by
-    kind.
-    """
+    """On a rank: run the step of `one_step` on its part of the model. Returns the bytes it keeps, by kind."""
     optimizer = torch.optim.AdamW(part.parameters())
     with memory.saved_activations(part) as held:
         step(part, *toy.make_batch(b=8, s=32))

@@ -71,9 +71,7 @@ def along(axes: Iterable[str]) -> str:
 
 
 def differing(kind: str, text: str, classes: Mapping[int, object], mesh: Mesh) -> Cause:
-    """A cause for values that should be equal on all ranks. classes: rank -> a key, equal for equal
-    values.
-    """
+    """A cause for values that should be equal on all ranks. classes: rank -> a key of its value."""
     axes = tuple(mesh.differing(classes))
     return Cause(kind, axes, f"{text} along {along(axes)} ({classes_text(classes)})")
 

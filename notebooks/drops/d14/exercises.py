@@ -1,6 +1,4 @@
-"""Drop 14: a layout for 70B on 64 GPUs defended, the real model traced, and the real 4-layer model trained on
-the GPUs or CPU of this machine.
-"""
+"""Drop 14: a layout for 70B on 64 GPUs defended, the real model traced, and a 4-layer model trained."""
 
 from __future__ import annotations
 
