@@ -1,4 +1,4 @@
-"""Parts of all widgets: the live view, beside the output for pages without a kernel, and a question."""
+"""What the course's widgets share: `live`, so that a notebook displays a widget, and `question`."""
 
 from __future__ import annotations
 

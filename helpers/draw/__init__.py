@@ -1,4 +1,4 @@
-"""The pictures of the drops. Timelines are in `gantt`, pictures with sliders in `explore`."""
+"""The pictures of the course's notebooks. Timelines are in `gantt`, pictures with sliders in `explore`."""
 
 from three_axes.doors import door
 

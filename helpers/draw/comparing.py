@@ -12,13 +12,13 @@ from three_axes.table import human
 
 from .picture import HATCH, INK, PAPER, RANKS, Picture, fix, row_of_panels, styled
 
-SMALL = "each under 1 %"  # name of a waterfall's small parts together
-LAPTOP = 4.9  # inches: a higher picture does not fit on a laptop's screen
+SMALL = "each under 1 %"  # label of the bar that has all small parts of a waterfall
+LAPTOP = 4.9  # the largest height, in inches, that fits on a laptop's screen
 
 
 @styled
 def loss_curves(panels: dict[str, dict[str, Sequence[float]]], title: str) -> Picture:
-    """A panel for each name, with a line for each of at most two named lists of losses."""
+    """A panel for each name, with one or two lines. panels: name -> {label of a line: its losses}."""
     figure, axes = row_of_panels(len(panels), 4.2 * len(panels), 2.8)
     looks = dict(zip(next(iter(panels.values())), ((INK, "-", "o"), ("#D55E00", "--", "s"))))
     parts = []

@@ -13,8 +13,8 @@ from .picture import HATCH, INK, PAPER, Picture, box, rank_colour, row_of_panels
 
 @styled
 def cuts(n: int = 4) -> Picture:
-    """Three panels: the same cube of work, batch × width × depth, cut into n slices along another edge in
-    each, a slice for each rank.
+    """The same cube of work (batch × width × depth) in three panels, one for each parallelism. Each panel
+    cuts it along another edge into n slices, one for each rank.
     """
     figure, axes = row_of_panels(3, 9.6, 2.9)
     titles = ("data: cut the batch", "tensor: cut the width", "pipeline: cut the depth")
@@ -38,8 +38,8 @@ def cube(ax, cut: int, n: int) -> None:
     unit = (batch, width, depth)
 
     def face(origin, a, b, shade):
-        """Draw the parallelogram at `origin` along the edges number a and b: in strips if one of them is cut,
-        otherwise in one colour. shade: opacity of a black layer on it.
+        """Draw the face with a corner at `origin` and the sides unit[a] and unit[b]: in strips if one of
+        these sides is cut, otherwise in one colour. shade: opacity of a black layer over the colour.
         """
         slices = n if cut in (a, b) else 1
         for i in range(slices):

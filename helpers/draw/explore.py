@@ -18,8 +18,8 @@ from ..live import live
 from . import gantt, memory_by_stage, ranking
 from .picture import Picture
 
-CONTROLS = 0.65  # inches of two rows of controls, which fit on a screen together with the picture
-UNTIL = "until unit"  # label of the control that sets the last unit of a growing picture
+CONTROLS = 0.65  # inches of two rows of controls; a picture is lower by this, so that both fit on a screen
+UNTIL = "until unit"  # label of the control `until` (see `Explorer`)
 
 
 class Explorer:
@@ -28,8 +28,9 @@ class Explorer:
 
     controls: name -> (label, possible values, first value). `set(**values)` moves them. `picture` is the last
     picture that could be drawn; `refusal` is the reason why the present values could not be drawn, or "".
-    ends: for a picture that grows, ends(**values) is its last unit. Then the explorer has one more control,
-    `until`, from 1 to the last unit, set to the last unit at first, and a button that plays from 1 on.
+    ends: for a timeline that can be drawn up to a moment. ends(**values) returns the last moment, in units of
+    time. The explorer then has one more control, `until`, from 1 to the last moment, and a button that plays:
+    it moves `until` from 1 on. At first `until` is the last moment.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Explorer:
         self._widgets: dict = {}
 
     def _end(self) -> int:
-        """The last unit for the values of the other controls."""
+        """The last moment, for the present values of the other controls."""
         return self.ends(**{name: self.values[name] for name in self.controls}) if self.ends else 0
 
     def _possible(self, name: str) -> list:

@@ -1,6 +1,4 @@
-"""Draws what each rank did, and when: a row for each rank with its memory below it; several timelines one
-below the other.
-"""
+"""Draws timelines: a row for each rank, with a box for each of its operations, and its memory below."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ from three_axes.table import human
 
 from .picture import FAINT, HATCH, INK, PAPER, Picture, rank_colour, styled
 
-WIDTH = 9.6  # inches
-SCREEN = 5.35  # inches that JupyterLab shows at once on a laptop, and at 150 % on a projector: 588 pixels
-LEAST = 0.2  # inches of a row; in a lower one names cannot be read
-# How opaque a rank's colour is, and how high the box.
+WIDTH = 9.6  # inches of a picture
+SCREEN = 5.35  # inches (588 pixels) that fit into JupyterLab's window on a laptop, or on a projector at 150 %
+LEAST = 0.2  # the smallest height of a row, in inches, at which names can be read
+# Kind of box -> (opacity of the rank's colour, height of the box). `WORDS` explains the kinds.
 LOOKS = {
     "F": (0.35, 0.74),
     "B": (1.0, 0.74),
@@ -29,6 +27,7 @@ LOOKS = {
     "step": (1.0, 0.2),
     "busy": (1.0, 0.2),
 }
+# Kind of box -> its words in the legend.
 WORDS = {
     "F": "faint: forward (F)",
     "B": "full: backward (B)",
@@ -41,7 +40,7 @@ WORDS = {
     "gather": "striped: weights arrive",
     "reduce": "dotted: gradients leave",
 }
-# Kinds of communication that are drawn in a lane below the rank's row.
+# Kinds that are drawn in a lane of their own below the rank's row, with their hatch.
 LANES = {"gather": "/////", "reduce": "....."}
 
 

@@ -11,7 +11,7 @@ from three_axes.table import human
 
 from .picture import FAINT, INK, PAPER, Picture, box, fix, rank_colour, row_of_panels, styled
 
-PARTS = {  # name -> (colour, hatch)
+PARTS = {  # kind of memory -> (colour, hatch)
     "weights": (INK, ""),
     "gradients": ("#777777", ""),
     "optimizer": ("#B5B5B5", ""),

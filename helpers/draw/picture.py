@@ -1,4 +1,4 @@
-"""A picture is a figure and a text that describes it, in the colours of all fourteen drops.
+"""`Picture`, a figure with a text that describes it, and the colours of all pictures of the course.
 
 A rank has its own colour and its number in every picture. Forward is light, backward dark, communication
 hatched, idle time empty. The eight colours are those of Okabe and Ito, which differ for every kind of colour
@@ -39,8 +39,8 @@ STYLE = {
     "hatch.linewidth": 0.7,
 }
 
-# JupyterLab calls the callback of a widget in another thread than the cells, and matplotlib's settings belong
-# to the whole process: whoever draws holds this lock.
+# Held while something is drawn: matplotlib's settings belong to the whole process, and JupyterLab calls the
+# callbacks of widgets in another thread than the cells.
 DRAWING = threading.RLock()
 
 

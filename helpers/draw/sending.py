@@ -14,6 +14,7 @@ from three_axes.paper import Placement, crosses
 
 from .picture import FAINT, HATCH, INK, PAPER, Picture, box, rank_colour, row_of_panels, styled, write_rank
 
+# The legend of `reached`.
 HOW_FAR = (
     "faint: has ended\nhatched: called, waits for others\nempty: never called\n"
     "below: sequence number in the group of all ranks"
@@ -21,10 +22,10 @@ HOW_FAR = (
 
 
 def sent_between(traffic: Traffic) -> dict[tuple[int, int], float]:
-    """(from, to) -> measured bytes; {} if nothing was sent, or the system does not count.
+    """(from, to) -> measured bytes; {} if nothing was sent, or if the operating system does not count.
 
-    To some ranks a rank sends little, headers and acknowledgements: less than 1 % of the largest pair. These
-    pairs are left out, and their bytes are distributed over the rank's other pairs, so that a rank's arrows
+    Some pairs exchange only headers and acknowledgements: less than 1 % of the largest pair's bytes. These
+    pairs are left out, and their bytes are distributed over the sender's other pairs, so that a rank's arrows
     sum to "on the wire" in its table.
     """
     matrix = traffic.matrix or []

@@ -16,11 +16,12 @@ from .holding import PARTS
 from .picture import FAINT, INK, PAPER, Picture, box, rank_colour, row_of_panels, styled, write_rank
 from .sending import sent_between
 
-EXAMPLES, BLOCKS = 8, 4  # examples of the toy's batch, and blocks of the toy
-KINDS = {"parameters": "weights"}  # name in `memory.by_kind` -> name in the strip
-COLUMN, STEP = 1.2, 1.55  # a rank's width on paper, and the distance to the next
-SEES, SENDS, HOLDS, KEEPS = 8.9, 6.55, 2.3, 1.0  # the heights of the four rows
-ARC, LANE = 0.75, 0.72  # the heights of an arrow to the next rank, and of an axis if there are several
+EXAMPLES, BLOCKS = 8, 4  # of the course's small model, the toy: examples of a batch, blocks
+KINDS = {"parameters": "weights"}  # kind in `memory.by_kind` -> its name in the picture
+COLUMN, STEP = 1.2, 1.55  # the width of a rank's column, and the distance to the next column
+SEES, SENDS, HOLDS, KEEPS = 8.9, 6.55, 2.3, 1.0  # where the four rows of `splits` are, from below
+# The height of an arrow to the next rank. If ranks send along several axes: the height of each axis's arrows.
+ARC, LANE = 0.75, 0.72
 
 
 class _Split(NamedTuple):
@@ -31,7 +32,7 @@ class _Split(NamedTuple):
     kept: list[dict[str, int]]
 
     def part(self, rank: int, axis: str, of: int) -> tuple[float, float]:
-        """(first, number): the rank's share of `of` things that the axis cuts; all of them if uncut."""
+        """(first, number) of the rank's share, if the axis cuts `of` things; (0, of) if nothing is cut."""
         n = self.sizes.get(axis, 1)
         return Placement(self.sizes).coordinates(rank).get(axis, 0) * of / n, of / n
 

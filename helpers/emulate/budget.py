@@ -1,7 +1,7 @@
 """A memory budget for each rank: a tensor beyond it raises an out-of-memory error, as on a GPU.
 
-`World(4, memory=50e6)`. The budget counts the exact bytes of all living tensors; it does not count Python,
-nor what PyTorch itself needs. The error says which kinds of tensors held the memory.
+`World(4, memory=50e6)` gives each of four ranks a budget of 50 MB. It counts the exact bytes of all living
+tensors, but not Python, nor what PyTorch itself needs. The error says which kinds of tensors held the memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Budget(Ledger):
         self.levels: list[tuple[float, int]] = []
 
     def before_change(self, piece: int, size: int | None) -> None:
-        """With an allocator: give a new piece of memory a block, and free the block of a freed piece."""
+        """With an allocator: take a block for a new piece, or give back that of a freed piece (size None)."""
         if self.allocator and size is None:
             self.allocator.give(piece)
         elif self.allocator and piece not in self.pieces:

@@ -3,7 +3,7 @@
 `World(8, fabric=network)` sends every byte over gloo, and then holds the result back until the moment when
 the network would have delivered it:
 
-    begins   when all ranks of the group have called the operation, and their lines are free
+    begins   when all ranks of the group have called the operation, and their earlier operations have ended
     ends     later by the time of its hops, one after the other (`three_axes.paper.collectives.hop_by_hop`)
 
 Ranks that wait use no core, so eight ranks keep time on two cores. A network faster than this machine cannot
@@ -33,7 +33,7 @@ from three_axes.paper import Network, crosses, hop_by_hop
 
 from .uplink import Oversubscribed, Uplink, leaving, shared
 
-SLOTS = 1 << 14  # moments of calls that are kept, for each group and rank
+SLOTS = 1 << 14  # for each group and rank: how many calls' moments are kept
 ROOTED = ("broadcast", "scatter")  # operations that a rank may end before other ranks have called them
 
 

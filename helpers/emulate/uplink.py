@@ -18,8 +18,9 @@ from three_axes.checks import positive
 from three_axes.paper import Network, algorithmic_bytes
 
 SLOTS = 1 << 12  # transfers in an uplink's file; then the oldest are overwritten
-RECENT = 64  # the last of them; all older ones are taken to have ended
-# key: the operation's (`fabric.Ticket`). start: seconds by `time.monotonic()`. size: bytes out of this node.
+RECENT = 64  # the number of transfers that may still run; all older ones are taken to have ended
+# key: the operation's, the same on all its ranks. start: seconds by `time.monotonic()`. size: bytes that
+# leave the node.
 TRANSFER = np.dtype([("key", "u8"), ("start", "f8"), ("size", "f8")])
 
 

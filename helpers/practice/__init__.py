@@ -1,6 +1,4 @@
-"""Predictions and exercises: the reader chooses or writes an answer, and gets an explanation of
-what it does.
-"""
+"""Predictions and exercises: the reader chooses or writes an answer, and learns why it is right or wrong."""
 
 from three_axes.doors import door
 

@@ -28,9 +28,7 @@ class Card:
 
 
 def load(*drops: int | str) -> list[Card]:
-    """The cards of some drops; without arguments, of all. Raises ValueError for a drop that does
-    not exist.
-    """
+    """The cards of some drops; without arguments, of all. Raises ValueError for an unknown drop."""
     cards = [Card(**row) for row in rows_of("flashcards.csv")]
     known = list(dict.fromkeys(c.drop for c in cards))
     if unknown := [d for d in drops if str(d).zfill(2) not in known]:

@@ -73,9 +73,7 @@ class Defence:
     # -- the answers
 
     def memory(self) -> str:
-        """A sentence on the fullest GPU: its bytes, the two largest parts, and how much is left or
-        missing.
-        """
+        """A sentence on the fullest GPU: its bytes, the two largest parts, and what is left or missing."""
         e, device = self.estimate, self.job.cluster.device
         most = sorted(e.memory.items(), key=lambda kind: -kind[1])[:2]
         stage = f" of stage {e.stage}" if self.layout.pp > 1 else ""

@@ -1,6 +1,4 @@
-"""Reads a schedule that a reader has written, names its mistake or the known schedule that it is, and finds
-why each rank is idle.
-"""
+"""Reads a schedule that a reader has written, names its mistake, and finds why each rank is idle."""
 
 from __future__ import annotations
 

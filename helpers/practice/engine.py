@@ -27,9 +27,9 @@ row: a name, advice, and proofs, of which one is enough:
     - parts: `form`    the answer has another type, shape or dtype than the solution's
     - parts: `cut`     no gradient of the answer reaches x
 
-A row without a proof has a function of its name in `shows`; a row with errors may have one. The function gets
-two Runs, of the attempt and of the solution. It returns whether the attempt has this mistake, or a text on
-what shows it. Rows are tried in order.
+A row without a proof has a function of its name in the exercise's `shows`; a row with errors may have one.
+The function gets two Runs, of the attempt and of the solution. It returns whether the attempt has this
+mistake, or a text on what shows it. Rows are tried in order.
 """
 
 from __future__ import annotations
@@ -228,13 +228,13 @@ class Compared(Exercise):
     def told_apart(self) -> list[tuple[str, str, str | None]]:
         """For each edit of each row: (the row's name, the edit, the name that an equal attempt gets)."""
         edits = [(row.name, edit) for row in self.rows for edit in row.edits]
-        told: dict[str, str] = {}
+        named: dict[str, str] = {}
         for does, observe in self.worlds():
             for _, edit in edits:
-                if edit not in told:
+                if edit not in named:
                     answer = self.judged(observe(edited(self.reference, edit)), does)
-                    told |= {edit: answer.misconception} if answer else {}
-        return [(name, edit, told.get(edit)) for name, edit in edits]
+                    named |= {edit: answer.misconception} if answer else {}
+        return [(name, edit, named.get(edit)) for name, edit in edits]
 
     def judged(self, mine: Run, does: Callable[[str], Run], passed: Sequence[int] = ()) -> Answer | None:
         """What is wrong with an attempt; None if nothing is. does(edit): runs the solution with this edit.
@@ -244,8 +244,8 @@ class Compared(Exercise):
             return self._crashed(mine, does(""), passed)
         where = f"On {mine.n} ranks: " if mine.n > 1 else ""
         truth = does("")
-        if said := self._form(mine, truth):
-            return said
+        if wrong_form := self._form(mine, truth):
+            return wrong_form
         figures = self.figures(mine, truth)
         if self.must_wait and mine.traffic and mine.traffic.not_waited > truth.traffic.not_waited:
             return wrong("a message nobody waits for", f"{where}{UNWAITED}", *figures)
@@ -254,26 +254,26 @@ class Compared(Exercise):
             return wrong(wasted[0], f"{where}{wasted[1]}", *figures)
         for row in self.rows:
             if shown := self._proven(row, mine, truth, does, parts):
-                said = _said(row, shown)
-                name, said = self._seen(row, mine, truth, parts, said) or (row.name, said)
-                answer = wrong(name, f"{where}{said}", *figures)
+                text = _text_of(row, shown)
+                name, text = self._described(row, mine, truth, parts, text) or (row.name, text)
+                answer = wrong(name, f"{where}{text}", *figures)
                 answer.picture = self.picture(mine, truth)
                 return answer
         if not parts:
             return None
-        name, said = self._unnamed(mine, truth, parts, passed)
-        return wrong(name, f"{where}{said}", *figures)
+        name, text = self._unnamed(mine, truth, parts, passed)
+        return wrong(name, f"{where}{text}", *figures)
 
-    def _seen(
-        self, row: Mistake, mine: Run, truth: Run, parts: str | None, said: str
+    def _described(
+        self, row: Mistake, mine: Run, truth: Run, parts: str | None, text: str
     ) -> tuple[str, str] | None:
         """If the row is for all mistakes that have no other row: (name, a description of the numbers and then
-        the row's text), or None.
+        `text`), or None if no description fits. None for other rows.
         """
         if parts not in ("values", "gradients") or not row.name.startswith(CATCH_ALL):
             return None
         seen = describe_numbers(mine, truth, parts, self.alike)
-        return seen and (seen[0], f"{seen[1]} {said}")
+        return seen and (seen[0], f"{seen[1]} {text}")
 
     def _unnamed(self, mine: Run, truth: Run, parts: str, passed: Sequence[int]) -> tuple[str, str]:
         """(name, description) of a mistake without a row."""
@@ -315,7 +315,7 @@ class Compared(Exercise):
         )
         if not isinstance(wanted, torch.Tensor):
             on = f"rank {rank} returns" if mine.n > 1 else "you return"
-            return f"{mine.asked(case)}{on} {_shown(got, 300)}. {differs(got, wanted, self.alike)}."
+            return f"{mine.asked(case)}{on} {_cut_off(got, 300)}. {differs(got, wanted, self.alike)}."
         what = {"values": "the answer", "gradients": "the output is right, the gradient of x"}[parts]
         same = all(self.alike(facts[parts][case], got) for facts in mine.ranks)
         alike_ = ", and it is the same on all ranks" if same and mine.n > 1 else ""
@@ -329,29 +329,29 @@ class Compared(Exercise):
             for i, (got, right_) in enumerate(zip(facts["values"], wanted["values"])):
                 if got is None and right_ is not None:
                     if 0 < len(empty) < mine.n:
-                        said = f"Of {mine.n} ranks these return None: {', '.join(map(str, empty))}."
-                        return wrong("returned on some ranks alone", f"{said} Every rank needs the result.")
+                        text = f"Of {mine.n} ranks these return None: {', '.join(map(str, empty))}."
+                        return wrong("returned on some ranks alone", f"{text} Every rank needs the result.")
                     return wrong("nothing returned", f"Your function returned None. {row.advice}")
                 try:
                     facts["values"][i] = self.reads(got) if self.reads else _as(right_, got)
                 except UNREADABLE as e:
                     if seen := describe_form(got, right_, mine.n, self.alike):
                         return wrong(seen[0], f"{seen[1]} {row.advice}")
-                    said = f"{e}." if isinstance(e, WrongForm) else f"You return {_shown(got, 200)}."
+                    text = f"{e}." if isinstance(e, WrongForm) else f"You return {_cut_off(got, 200)}."
                     at = f"On {mine.n} ranks, rank {rank}: " if mine.n > 1 else mine.asked(i)
-                    return wrong(row.name, f"{at}{said} {row.advice}")
+                    return wrong(row.name, f"{at}{text} {row.advice}")
         return None
 
     def _crashed(self, mine: Run, truth: Run, passed: Sequence[int]) -> Answer:
         """The answer to a crash or a hang, with the mistake's name if the recorded facts prove one."""
         where = f"On {mine.n} ranks: " if mine.n > 1 else ""
-        if said := stopped(mine.error):
-            return said
+        if answer := stopped(mine.error):
+            return answer
         for row in self.rows:
-            shown = any(re.search(pattern, said) for pattern in row.errors for said in mine.errors)
+            shown = any(re.search(pattern, error) for pattern in row.errors for error in mine.errors)
             shown = shown or (row.name in self.shows and self.shows[row.name](mine, truth))
             if shown:
-                text = f"{where}{_said(row, shown)}\n\n{mine.error.report}"
+                text = f"{where}{_text_of(row, shown)}\n\n{mine.error.report}"
                 return Answer("crashed", text, row.name)
         answer = _all_do_the_same(mine) or crashed(mine.error)
         written = any(n in numbers_in(mine.attempt) for n in passed if n > 2)  # 2 is in many right attempts
@@ -382,15 +382,13 @@ class Asked(Compared):
         return self.judged(mine, does) or praised(self, mine, does(""))
 
     def worlds(self):
-        """One pair, whose functions run in this process, which does not survive a crash or hang of
-        an attempt.
-        """
+        """One pair, whose functions run in this process: a crash or hang of an attempt ends it."""
         cases = self._cases()
         answers = lambda attempt: Run((), [{"values": [attempt(*case) for case in cases]}])
         yield self._does(cases), answers
 
     def _does(self, cases: Sequence[tuple]) -> Callable[[str], Run]:
-        """Results of edits of the solution. They are the course's own code, so they need no rank."""
+        """A function of an edit, that returns the results of the edited solution. They need no rank."""
 
         @cache
         def of(edit: str) -> Run:
@@ -493,12 +491,13 @@ def _with_progress(tries: Sequence[tuple]) -> Iterator[tuple]:
             yield tried
 
 
-def _said(row: Mistake, shown: bool | str) -> str:
+def _text_of(row: Mistake, shown: bool | str) -> str:
     """What shows a mistake, if that is a text, and the row's advice."""
     return f"{shown} {row.advice}" if isinstance(shown, str) else row.advice
 
 
-def _shown(value, most: int) -> str:
+def _cut_off(value, most: int) -> str:
+    """The value's repr, cut off after `most` characters."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}…"
 
@@ -518,10 +517,10 @@ def _only_on(passed: Sequence[int], run: Run) -> tuple[str, str] | None:
         return None
     listed = " and ".join(filter(None, [", ".join(map(str, others[:-1])), str(others[-1])]))
     written = [n for n in others if n in numbers_in(run.attempt)]
-    said = f"On {listed} ranks it was right. "
-    said += f"Your code has the number {written[0]} in it. " if written else ""
-    said += "What in your code holds only for that number? `world_size` is the number of ranks."
-    return f"right on {listed} ranks, not on {run.n}", said
+    text = f"On {listed} ranks it was right. "
+    text += f"Your code has the number {written[0]} in it. " if written else ""
+    text += "What in your code holds only for that number? `world_size` is the number of ranks."
+    return f"right on {listed} ranks, not on {run.n}", text
 
 
 class WrongForm(TypeError):

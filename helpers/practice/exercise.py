@@ -34,6 +34,7 @@ from .runs import Endless
 if TYPE_CHECKING:  # ranks import the drops, and do not need matplotlib
     from ..draw import Picture
 
+# Kind of answer -> the mark before its text.
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!", "not counted": "○"}
 COLOURS = {"right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}  # else grey
 PRINTS = 1000  # lines of one rank in one call; if it has more, printing is why the call takes long
@@ -48,7 +49,7 @@ class Answer:
     misconception: str | None = None
     figures: list[tuple[str, str, str]] = field(default_factory=list)  # (what, reached, target or '')
     picture: Picture | None = None
-    next: tuple[str, str] = "", ""  # after a right one: what comes next, and a link to it or ''
+    next: tuple[str, str] = "", ""  # after a right answer: (what comes next, a link to it or '')
     helped: str = ""  # the name of the course's own function that did the work
 
     def __repr__(self) -> str:
@@ -99,12 +100,12 @@ def _html(text: str) -> str:
 
 
 def wrong(misconception: str, text: str, *figures) -> Answer:
-    """misconception: the mistake's short name. figures: (what, reached, target or '')."""
+    """A wrong answer. misconception: the mistake's short name. figures: (what, reached, target or '')."""
     return Answer("wrong", text, misconception, list(figures))
 
 
 def right(text: str, *figures) -> Answer:
-    """figures: (what, reached, target or '')."""
+    """A right answer. figures: (what, reached, target or '')."""
     return Answer("right", text, None, list(figures))
 
 
@@ -326,14 +327,14 @@ def stopped(error: RankError) -> Answer | None:
     """The answer if a call took too long and no rank waited in a collective or message, or if a rank reached
     its limit of processor time; else None.
     """
-    stands = lambda what: any(s.where and s.where[what] for s in error.seen)
-    if error.kind == "timeout" and not stands("line") and not stands("in"):
+    any_is_in = lambda what: any(s.where and s.where[what] for s in error.seen)
+    if error.kind == "timeout" and not any_is_in("line") and not any_is_in("in"):
         answered = all(s.finished or s.where for s in error.seen)
         why = "none was in your code" if answered else "one is in a single long operation, or is not running"
         busy = f"The machine is busy: no rank got through, and {why}. Check again in a moment."
         return Answer("not counted", f"{busy}\n\n{error.report}")
     endless = any(s.error and s.error.type == Endless.__name__ for s in error.seen)
-    if not endless and (error.kind != "timeout" or stands("in")):
+    if not endless and (error.kind != "timeout" or any_is_in("in")):
         return None
     printed = max(_lines(s.said) for s in error.seen)
     if printed > PRINTS:

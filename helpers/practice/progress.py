@@ -85,9 +85,7 @@ def leave(drop: str) -> None:
 
 
 def skip(drop: str) -> None:
-    """For a reader who knows a drop: put its exercise into a new cell below. A right answer passes
-    the drop.
-    """
+    """For a reader who knows a drop: put its exercise into a new cell. A right answer passes the drop."""
     import nbformat  # imported here because it takes longer than PyTorch
     from IPython import get_ipython
 

@@ -27,9 +27,9 @@ from ..ranks import RankError, current
 class Run:
     """What an attempt did in one try.
 
-    tried: (number of ranks, further arguments of the inputs); of an exercise that a single rank runs, the
-    arguments of each case. ranks[r]: facts of rank r, among them "values", one for each case, and "gradients"
-    if backward is compared. After an error they are the facts that were recorded before it.
+    tried: (number of ranks, further arguments of the function that made the inputs); if a single rank runs
+    the exercise, the arguments of each case. ranks[r]: facts of rank r, among them "values", one for each
+    case, and "gradients" if backward is compared. After an error they are the facts recorded before it.
     """
 
     tried: tuple
@@ -37,7 +37,7 @@ class Run:
     traffic: Traffic | None = None
     error: RankError | None = None
     attempt: Callable | None = None  # set if ranks ran it
-    found: tuple[str, str] | None = None  # (row, text) from the exercise's `finds`, ("", "") if none fits
+    found: tuple[str, str] | None = None  # (mistake, text) from the exercise's `finds`, ("", "") if none fits
 
     @property
     def n(self) -> int:
@@ -225,9 +225,8 @@ def limited(run: Callable, solution: float | None) -> Callable:
     return _limited_run
 
 
-COURSE = re.compile(
-    r"[/\\\\](three_axes[/\\\\]paper|helpers[/\\\\]toy)[/\\\\]"
-)  # the course's code that solves exercises
+# Files of the course with functions that solve exercises.
+COURSE = re.compile(r"[/\\\\](three_axes[/\\\\]paper|helpers[/\\\\]toy)[/\\\\]")
 
 
 def noting_help(run: Callable, solution: Callable, also: bool, helped: list[str]) -> Callable:

@@ -6,12 +6,12 @@ and updated weights are the twin's.
     module     split            each rank holds                what moves, and when
     data       data (DP)        the model, 1/d of the batch     gradients, once a step
     zero       ZeRO 1, 2, 3     as data, but states in shards   gradients and weights, once or twice a step
-    fsdp       ZeRO 3 in time   a shard; layers whole for a while  the same, by a list that says when
+    fsdp       ZeRO 3 in time   a shard; layers whole for a while  the same, in the order of a list
     tensor     tensor (TP, SP)  1/t of the blocks' matrices     activations and gradients, in every block
     context    context (CP)     the model, 1/c of the tokens    keys and values, in every layer; gradients
     experts    experts (EP)     1/ep of the experts             tokens to their experts, and answers back
     pipeline   pipeline (PP)    1/p of the blocks               activations at the stages' boundaries
-    grid       all three        1/(t·p) of the blocks           all of the above, each in its own group
+    grid       DP, TP and PP    1/(t·p) of the blocks           as in data, tensor and pipeline
 
 `three_axes.trace` has the tensor split as a plan for DTensor. Each file is read from top to bottom. The
 letters are those of the course: b sequences of s tokens, hidden size h, a heads; d, t, p the sizes of data,

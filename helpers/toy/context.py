@@ -36,13 +36,13 @@ def zigzag(s: int, c: int) -> list[torch.Tensor]:
 
 
 def sees(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """The causal mask, (mine, theirs): whether the token at each of my positions may see each of theirs."""
+    """The causal mask, (mine, theirs): whether a token at a position of mine may attend to one of theirs."""
     return mine[:, None] >= theirs
 
 
 def attend(q, k, v, mask):
     """(y, lse): softmax(q·kᵀ / √(h/a)) · v over the keys that the mask allows, and the log of the softmax's
-    sum, (b, a, s/c, 1). A query that may not look at any key has y = 0 and lse = -∞.
+    sum, (b, a, s/c, 1). For a query that may attend to no key, y = 0 and lse = -∞.
     """
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)

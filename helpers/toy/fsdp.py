@@ -1,7 +1,7 @@
 """FSDP in time: ZeRO-3 as a list that says when each layer's weights are gathered, used and freed.
 
     gather i    begin an all-gather of layer i's weights
-    F i, B i    wait for them; run the layer forward, backward
+    F i, B i    wait for the weights; run the layer forward, backward
     free i      free the whole weights; this rank's shard stays
     reduce i    begin a reduce-scatter of layer i's gradients; at its end the whole gradients are freed
 

@@ -1,4 +1,7 @@
-"""The model: a transformer, by default of four blocks, small enough for a laptop, shaped like a large one."""
+"""The model: a transformer, by default of four blocks, small enough for a laptop, shaped like a large one.
+
+Letters in shapes: b sequences of s tokens, hidden size h, a heads.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ VOCABULARY = 256  # a token is a byte
 
 
 class Attention(nn.Module):
-    """Causal self-attention. Of the columns of q, k and v, each head has h/a."""
+    """Causal self-attention. Each head has h/a of the columns of q, k and v."""
 
     def __init__(self, hidden: int, heads: int):
         super().__init__()

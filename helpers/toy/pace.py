@@ -41,8 +41,8 @@ def pace(module: nn.Module, forward: float, backward: float) -> nn.Module:
 
 
 class StandIn(nn.Module):
-    """A pipeline stage that only takes time: `forward`, `input` and `weight` seconds for the operations F, I
-    and W. B takes the seconds of I and W together.
+    """A pipeline stage that only takes time: `forward` seconds for F, the forward; `input` for I, the
+    gradient of the input; `weight` for W, the gradients of the weights. The whole backward takes I + W.
     """
 
     hidden, token_parts = VOCABULARY, 1  # with this width the last stage's output has the shape of scores

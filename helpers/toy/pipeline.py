@@ -32,7 +32,8 @@ def stage_of(model: ToyTransformer, stage: int, stages: int) -> nn.Sequential:
     if stage == stages - 1:
         part.append(model[-1])
     part.hidden, part.token_parts = model.hidden, model.token_parts
-    # A tied matrix is on two ranks now. Each computes a part of its gradient, so they add up the parts.
+    # A tied matrix (the head's is the embedding's) is on two ranks now. Each computes a part of its gradient,
+    # and they add up the parts.
     part.shared = model[0].token.weight if model.tied and stages > 1 and stage in (0, stages - 1) else None
     return part
 

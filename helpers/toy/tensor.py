@@ -3,13 +3,13 @@ and the row cut after it are a pair. Sequence parallelism cuts the activations b
 
 Each row is a function. Two rows belong together: the forward of the first is the backward of the second.
 
-                      forward                          backward
-    copy_to_tp        nothing                          all-reduce            f of Megatron-LM
-    reduce_from_tp    all-reduce                       nothing               g
-    gather_sequence   all-gather                       reduce-scatter        g of Korthikanti et al. 2022
-    scatter_sequence  reduce-scatter                   all-gather            ḡ
-    share_sequence    take my part                     all-gather            where sequence parallelism begins
-    whole_sequence    all-gather                       take my part          where it ends
+                      forward         backward
+    copy_to_tp        nothing         all-reduce      called f in Megatron-LM's paper (Shoeybi et al. 2019)
+    reduce_from_tp    all-reduce      nothing         called g there
+    gather_sequence   all-gather      reduce-scatter  called g by Korthikanti et al. 2022
+    scatter_sequence  reduce-scatter  all-gather      called ḡ there
+    share_sequence    take my part    all-gather      where sequence parallelism begins
+    whole_sequence    all-gather      take my part    where sequence parallelism ends
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What belongs to each drop: its exercises, and what its cells show."""
+"""A package for each notebook, or drop: its exercises, and the functions that its cells call."""

@@ -1,4 +1,6 @@
-"""One step of the toy under a split, on a World's ranks: what it moved and what each rank keeps."""
+"""Runs one step of the toy, the course's small model, split over ranks: what ranks sent, what each rank
+keeps. Measures the speed of a matrix product and of an all-reduce.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ from three_axes import devices
 from three_axes.count import Traffic
 from three_axes.paper import by_hand
 
-BUSY = "Your machine was busy. Run the cells again."  # where what was measured cannot be
+BUSY = "Your machine was busy. Run the cells again."  # printed if the measured numbers are not plausible
 
 
 class Step(NamedTuple):
-    """What `draw.splits` draws: axis -> ranks, the outermost first; what moved; each rank's bytes by kind."""
+    """What `draw.splits` draws of a step. sizes: axis -> ranks, the outermost first. traffic: what the ranks
+    sent. kept: each rank's bytes by kind.
+    """
 
     sizes: dict[str, int]
     traffic: Traffic
@@ -26,11 +30,11 @@ class Step(NamedTuple):
 
 
 def one_step(world: World, sizes: dict[str, int], split: Callable, step: Callable) -> Step:
-    """One step, for `draw.splits`.
+    """Run one step on the ranks of a World.
 
-    sizes: axis -> ranks, the outermost first; their product is the world's ranks. split: a whole model -> a
-    rank's part of it. step: (the part, tokens, targets) -> anything; it leaves gradients. The batch has 8
-    sequences of 32 tokens. An optimizer's step by Adam follows, which moves nothing.
+    sizes: axis -> ranks, the outermost first; their product is the number of ranks. split(model) returns a
+    rank's part of the model. step(part, tokens, targets) runs forward and backward, and leaves the gradients
+    in the part. The batch has 8 sequences of 32 tokens. A step of AdamW follows, which sends nothing.
     """
 
     def run():
@@ -41,7 +45,7 @@ def one_step(world: World, sizes: dict[str, int], split: Callable, step: Callabl
 
 
 def kept_by(part: torch.nn.Module, step: Callable) -> dict[str, int]:
-    """On a rank: its bytes by kind in one step, `one_step`'s, of a part that it holds."""
+    """On a rank: run the step of `one_step` on its part of the model. Returns the bytes it keeps, by kind."""
     optimizer = torch.optim.AdamW(part.parameters())
     with memory.saved_activations(part) as held:
         step(part, *toy.make_batch(b=8, s=32))
@@ -50,7 +54,7 @@ def kept_by(part: torch.nn.Module, step: Callable) -> dict[str, int]:
 
 
 def one_and_four(axis: str, split: Callable, step: Callable) -> dict[str, Step]:
-    """One step, on one rank and on four."""
+    """The step of `one_step` on one rank and on four, which are split along `axis`."""
     made = {}
     for n, name in ((1, "one rank"), (4, "four ranks")):
         with World(n) as world:
@@ -59,9 +63,8 @@ def one_and_four(axis: str, split: Callable, step: Callable) -> dict[str, Step]:
 
 
 def product_speed() -> float:
-    """FLOP/s of a float32 matrix product on rank 0, while the others wait.
-
-    It is made large enough to take 10 ms.
+    """FLOP/s of a float32 matrix product on rank 0, while the others wait; they return 0. The matrices grow
+    until a product takes 10 ms.
     """
     device, n, seconds = current.rank.device, 512, 0.0
     while dist.get_rank() == 0 and seconds < 0.01:
@@ -73,8 +76,8 @@ def product_speed() -> float:
 
 
 def reduce_speed() -> float:
-    """The busbw of an all-reduce of 16 MB over all ranks, in bytes/s: what a rank must send by the book, over
-    the seconds of the fastest of five. Every rank calls it.
+    """The bus bandwidth of an all-reduce of 16 MB over all ranks, in bytes/s: the bytes that a rank must send
+    in a ring, divided by the seconds of the fastest of five. Every rank calls it.
     """
     tensor = torch.zeros(4_000_000, device=current.rank.device)
     seconds = min(devices.seconds_of(lambda: dist.all_reduce(tensor), tensor.device) for _ in range(5))

@@ -1,4 +1,8 @@
-"""Where a ring of chunks parts from the sum, told from numbers that name their rank or their chunk."""
+"""Finds the mistake in a ring all-reduce that a reader has written.
+
+The ring sums tensors whose numbers are powers of BASE, one power for each rank or for each chunk. So the
+digits of a result, in that base, count how often each rank's numbers, or each chunk's, were added.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ import torch
 
 from helpers.practice import Run
 
-BASE = 16  # a digit for each rank or chunk, from the second on; float32 is exact for five of them
-MARKS = ("rank", "chunk")
+# Digit i + 1 counts rank or chunk i; digit 0 is unused. A float32 is exact for six digits, so for five ranks.
+BASE = 16
+MARKS = ("rank", "chunk")  # what the powers stand for in the first and in the second tensor of `marked`
 
 
 def marked(rank: int, n: int, like: torch.Tensor) -> list[torch.Tensor]:
     """Two tensors of this rank. In the first every number is BASE·BASE**rank, in the second BASE·BASE**(its
-    chunk): what has a first digit is no sum of these.
+    chunk). A result whose digit 0 is not 0 is no sum of such numbers.
     """
     chunk = [torch.full_like(c, i) for i, c in enumerate(torch.tensor_split(like, n))]
     return [BASE * BASE ** torch.full_like(like, rank), BASE * BASE ** torch.cat(chunk)]
@@ -26,7 +31,9 @@ def unchanged(run: Run, _) -> bool:
 
 
 def half_of_the_way(run: Run, truth: Run) -> bool:
-    """Whether each rank holds one finished chunk, each another one, with half of a ring's bytes sent."""
+    """Whether the ring ended after its reduce-scatter: half of the bytes are sent, and each rank holds one
+    finished chunk, no two the same.
+    """
     if run.error or max(run.traffic.counted) > 0.6 * max(truth.traffic.counted):
         return False
     whole = sum(BASE**r for r in range(run.n))
@@ -38,7 +45,7 @@ def half_of_the_way(run: Run, truth: Run) -> bool:
 
 
 def mean(run: Run, _) -> bool:
-    """Whether every number is the sum's, divided by the number of ranks."""
+    """Whether every number is the mean over the ranks, in place of the sum."""
     if run.error:
         return False
     whole = sum(BASE**r for r in range(run.n))
@@ -47,34 +54,36 @@ def mean(run: Run, _) -> bool:
 
 
 def repeated(run: Run, _) -> str:
-    """Where it parts, if some chunk has a rank's numbers more than once."""
+    """The text of `where_it_parts` if a rank's numbers were added to some chunk more than once, else ''."""
     return where_it_parts(run) if any(max(times) > 1 for times in _times(run, 0)) else ""
 
 
 def lacking(run: Run, _) -> str:
-    """Where it parts, if all that is missing of the sum are parts of ranks."""
+    """The text of `where_it_parts` if no rank was added more than once, so that some are missing; else ''."""
     times = _times(run, 0)
     return where_it_parts(run) if times and all(max(one) == 1 for one in times) else ""
 
 
 def mixed(run: Run, _) -> str:
-    """Where it parts, if some chunk has numbers of several chunks."""
+    """The text of `where_it_parts` if numbers of different chunks were added to each other, else ''."""
     several = any(len(times) - times.count(0) > 1 for times in _times(run, 1))
     return where_it_parts(run) if several else ""
 
 
 def _times(run: Run, mark: int) -> list[list[int]]:
-    """How often each rank, or chunk, is in each chunk; [] where these are no parts of ranks or chunks."""
+    """For each chunk of each rank: how often each rank (mark 0) or each chunk (mark 1) was added to it. [] if
+    the chunks are no such sums.
+    """
     n, ranks = run.n, () if run.error else enumerate(run.ranks)
     chunks = [_number(c) for r, rank in ranks for _, c in _chunks(rank["values"][mark], n)]
     if not all(0 <= x < BASE**n and x == int(x) for x in chunks):
         return []
     times = [[int(x) // BASE**i % BASE for i in range(n)] for x in chunks]
-    return times if all(sum(one) <= 2 * n for one in times) else []  # else something else was added
+    return times if all(sum(one) <= 2 * n for one in times) else []  # with more, other numbers were added
 
 
 def where_it_parts(run: Run, _=None) -> str:
-    """The first place where chunks part from the sum; '' where no number of the first two cases does."""
+    """A text on the first chunk that is not the sum, in the two cases of `marked`; '' if there is none."""
     if run.error:
         return ""
     n = run.n
@@ -102,13 +111,13 @@ def _chunks(x: torch.Tensor, n: int):
 
 
 def _number(chunk: torch.Tensor) -> float:
-    """The one number in a chunk, without its first digit; nan where it holds several."""
+    """The number of which a chunk is full, without digit 0; nan if its numbers differ."""
     same = chunk.numel() and bool((chunk == chunk.flatten()[0]).all())
     return float(chunk.flatten()[0]) / BASE if same else float("nan")
 
 
 def _made_of(number: float, n: int, mark: int) -> str:
-    """'rank 0 once, rank 3 twice'."""
+    """What was added up to this number, such as 'rank 0 once, rank 3 twice'."""
     if not 0 <= number < BASE**n or number != int(number):
         return "different kinds, or no whole parts"
     times = {i: int(number) // BASE**i % BASE for i in range(n)}

@@ -1,6 +1,4 @@
-"""The largest costs of a step: how much time each takes, what to do about it, and the drop that
-teaches it.
-"""
+"""The largest costs of a step: how much time each takes, what to do about it, and which drop teaches it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from ..paper.collectives import COLLECTIVES, algorithmic_bytes
 from .kernels import COMMUNICATES, function_of, known
 from .reading import Event, Trace
 
-# A name in kernels, in NCCL's annotations or gloo's, without underscores -> operation; longer names first.
+# The name of an operation without underscores, as kernels and annotations have it -> the operation. Longer
+# names are first, since they may contain a shorter one.
 KNOWN = {"sendrecv": "send or all_to_all"}
 KNOWN |= {op.replace("_", ""): op for op in sorted(COLLECTIVES, key=len, reverse=True)}
 PIPELINE = ("send", "recv")
@@ -30,8 +31,8 @@ UNKNOWN = "group not said"
 class Collective:
     """A collective, as a kernel or gloo's thread ran it. op: one of `NAMED`, or the kernel's own name if that
     names no known collective. axis: the group's description, or `UNKNOWN`. start, end: in microseconds.
-    payload: bytes of the whole tensor; None if not known. group: its name in PyTorch, and its ranks for a
-    kernel; '' if the trace does not have them.
+    payload: bytes of the whole tensor; None if not known. group: PyTorch's name of the group, with the
+    group's ranks if a kernel ran the collective; '' if the trace has no name.
     """
 
     op: str

@@ -17,7 +17,7 @@ _ENABLED = re.compile(r"^std::enable_if<.*?>::type ")  # the return type of cuBL
 
 class Kernel(NamedTuple):
     """does: `COMPUTES`, `COMMUNICATES` or `UNRECOGNISED`. operation: the collective that the kernel runs; ''
-    if it runs none, or if its own name contains the collective's.
+    if it runs none, or if the kernel's name contains the name of the collective.
     """
 
     does: str

@@ -86,9 +86,7 @@ class Trace:
 
 
 def files_of(path: str) -> list[str]:
-    """The traces in a folder, by name; for a file, the file. Raises Unreadable for a folder without
-    traces.
-    """
+    """The traces in a folder, by name; for a file, the file. Raises Unreadable if there are none."""
     if not Path(path).is_dir():
         return [path]
     files = sorted(str(f) for f in Path(path).iterdir() if f.name.endswith((".json", ".json.gz")))

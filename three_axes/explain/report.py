@@ -33,7 +33,9 @@ class Explained:
     skews: list[Skew]
 
     def parts(self) -> Table:
-        """A table of each rank's time in a step, by part; of more than four ranks, only `_extremes`."""
+        """A table of each rank's time in a step, by part. If there are more than four ranks, it has three:
+        those that work longest, in the median and shortest.
+        """
         names = dict.fromkeys(part for s in self.splits for part in s.parts)
         rows = [[name] for name in names if any(s.parts.get(name, 0) > 0 for s in self.splits)]
         chosen = self.splits if len(self.splits) <= 4 else self._extremes()

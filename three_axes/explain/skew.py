@@ -50,9 +50,7 @@ class Skew:
 
 
 def skews(splits: Sequence[Split]) -> tuple[list[Skew], list[str]]:
-    """(a Skew for each group in at least two traces, the longest wait first; sentences on what is
-    unclear).
-    """
+    """(a Skew for each group in at least two traces, longest wait first; sentences on what is unclear)."""
     by_group: dict[str, dict[int, list[Collective]]] = {}
     for split in splits:
         for c in sorted(split.collectives, key=lambda c: c.start):

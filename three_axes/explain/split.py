@@ -2,7 +2,8 @@
 
 Computation counts first, because it hides communication and copies: a moment in which the GPU computes is
 compute. Exposed time is the time in which a collective runs, and no other kernel and no copy. It is a union
-of intervals, not a sum of kernels. While collectives of two axes run, it counts for the first by name.
+of intervals, not a sum of kernels. While collectives of two axes run, the time counts for the axis whose name
+comes first in the alphabet.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def _of_gpu(trace: Trace, rank: int) -> Split:
     sent += [of_gloo(note, trace.groups) for note in trace.notes if note.name.startswith("gloo:")]
     rest = [(kind, e) for kind, e in trace.gpu if not communicates(kind, e)]
     copies = [e for kind, e in rest if kind != "kernel"]
-    inside, host = ([(e.start, e.end) for e in copies if _is_inside(e.name) == it] for it in (True, False))
+    inside, host = ([(e.start, e.end) for e in copies if _is_inside(e.name) == is_] for is_ in (True, False))
     ran, steps = union([(e.start, e.end) for _, e in trace.gpu]), _noted(trace, STEP)
     # If the host runs ahead, its steps end before the GPU's. Then the whole recording is used.
     marks = steps if length(both(ran, steps)) > WITHIN * length(ran) else union([])

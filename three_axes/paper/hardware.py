@@ -12,6 +12,7 @@ from typing import Any
 
 from ..checks import check_fields, is_file, named, positive, read_object, unknown, whole
 
+# Generation -> how the names of its devices begin.
 GENERATIONS = {"A100": ("a100",), "Hopper": ("h100", "h200", "h20"), "Blackwell": ("b", "gb")}
 
 

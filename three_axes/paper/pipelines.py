@@ -23,10 +23,10 @@ class Pipeline(NamedTuple):
     microbatch's forward, input gradients and weight gradients. The bubble equals the simulation's exactly, if
     the optimizer waits for all ranks, as it does when gradients are clipped.
 
-    alone: whether a rank without a pipeline runs it. chunks: on each rank; 0 if the reader chooses the
-    number. fills: it needs at least so many microbatches for each rank. splits: whether a backward is split
-    in two. folded: whether stages run down the ranks and back up, so that the first rank has both embedding
-    and head.
+    alone: whether a job without a pipeline (p = 1) runs it. chunks: on each rank; 0 if the reader chooses the
+    number. fills: it needs at least this number times p microbatches. splits: whether a backward is split in
+    two. folded: whether stages run down the ranks and back up, so that the first rank has both embedding and
+    head.
     """
 
     order: str

@@ -1,7 +1,8 @@
 """Places ranks on the grid of axes: a rank's coordinates, the groups along each axis, and which groups leave
 a node.
 
-The innermost coordinate changes fastest with the rank, so its groups are neighbours: rank = (j·d + i)·t + k.
+The innermost coordinate changes fastest with the rank, so its groups are neighbours. With pp outermost and tp
+innermost, rank = (j·d + i)·t + k for the coordinates j along pp, i along dp and k along tp.
 """
 
 from __future__ import annotations

@@ -123,9 +123,8 @@ def zb_v(p: int, m: int) -> Schedule:
     F = I = W, and the optimizer steps without a barrier between ranks, the bubble is 0.
     """
     _check(p, m)
-    lots = max(
-        m, 2 * p - 1
-    )  # the pattern needs a full pipeline; microbatches from m on are left out at the end
+    # The pattern below needs a full pipeline. Microbatches from m on are left out at the end.
+    lots = max(m, 2 * p - 1)
 
     def order(rank):
         down, up = _Chunk(rank), _Chunk(2 * p - 1 - rank)

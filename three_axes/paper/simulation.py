@@ -110,9 +110,7 @@ class Timeline:
         return max(runs[-1].end - runs[0].start for runs in self.runs)
 
     def in_flight(self, rank: int) -> int:
-        """The largest number of activations (of one microbatch and one chunk) that a rank holds at
-        one time.
-        """
+        """The most activations (of one microbatch and one chunk) that a rank holds at one time."""
         return max(_held(self.schedule.ops[rank]))
 
     @property

@@ -1,6 +1,4 @@
-"""Records for `trace`, through PyTorch's dispatcher, every tensor that is made or freed, and every
-collective.
-"""
+"""Records for `trace`, through PyTorch's dispatcher, each tensor made or freed, and each collective."""
 
 from __future__ import annotations
 

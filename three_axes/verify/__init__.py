@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 4 -m three_axes verify train.py --its-arguments
 
-compares the copies of tensors within a script. `from three_axes.verify import verify` compares a split model
-with its twin, the whole model on one device.
+checks that the copies of a tensor on several ranks stay equal while the script trains. The function `verify`
+compares a split model with its twin, the whole model on one device.
 """
 
 from ..doors import door

@@ -12,8 +12,8 @@ MOST = 0.75  # the share of equal parameters from which on two ranks are replica
 
 
 class Between:
-    """The relation between two ranks. first: for each rank, the marks of its tensors before the first step.
-    heard: for each rank, the result of `Heard.of_groups`, or nothing at all.
+    """The relation between two ranks. first: for each rank, the marks (summaries) of its tensors before the
+    first step. heard: for each rank, the result of `Heard.of_groups`; may be empty.
     """
 
     def __init__(self, first: Sequence[Marks], heard: Sequence[Mapping]):
@@ -40,10 +40,10 @@ class Between:
         self._stage = {rank: i for ranks in pipelines for i, rank in enumerate(ranks)}
 
     def kind(self, name: str, rank: int) -> Hashable:
-        """A key that is equal on ranks that hold copies of a tensor, as far as the tensor and its module
-        show. A tensor of ones or zeros is equal everywhere, even as a shard (a bias cut with its matrix), so
-        its key has the module's other parameters. The key of a tensor with "expert" in its name has the
-        rank's position in each all-to-all.
+        """A key for a rank's tensor; if two ranks' keys differ, their tensors are not copies. The key has the
+        tensor's digest. A tensor of ones or zeros is equal everywhere, even as a shard (a bias cut with its
+        matrix), so its key also has the module's other parameters. If "expert" is in the name, the key also
+        has the rank's position in each all-to-all.
         """
         marks = self._first[rank]
         module, mine = name.rpartition(".")[0], marks[name]
@@ -80,8 +80,8 @@ class Between:
         return 2 * len(both) > len(self._compared[a]) and len(both) > 1 and self._equal_share(a, b) == 1
 
     def constants_are_copies(self, name: str, a: int, b: int) -> bool:
-        """Whether a parameter whose numbers are all equal is a copy, on two ranks with the same `kind` of it.
-        It is one on replicas, and beside another parameter of its module. It also is one if it is as long as
+        """Whether a parameter whose numbers are all equal is a copy, on two ranks with the same `kind` of it:
+        if the ranks are replicas; if its module has another parameter; or if the parameter has the length of
         the model's width, which is not cut, and collectives send activations between the ranks (without
         `heard`, this is assumed).
         """

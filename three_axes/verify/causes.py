@@ -1,4 +1,6 @@
-"""Why the ranks' tensors differ from the twin's: tries reductions, factors and rows that would explain it."""
+"""Why the ranks' tensors differ from those of the twin, which is the whole model on one device: tries sums,
+means, factors and rows of the batch that would explain it.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,17 @@ from .pieces import Mesh
 MOST_DECAY = 0.2  # largest share of a weight that weight decay removes in a step
 TOKENS = 512  # at most so many of a rank's tokens are compared with the twin's
 NEAR = 2e-3  # a factor nearer to 1 is printed as its difference from 1
-# A share of the tokens' mean length. If all tokens of a rank are off by less, its arithmetic differs.
+# If every token of a rank is wrong, but by less than this share of a token's mean length, the rank computes
+# in another precision or with another constant.
 SLIGHT = 0.05
 NOTHING = 1e-300  # the least denominator, so that no division is by 0
 MOST_KINDS = 3  # kinds of tensors that are tried together as the cause of a wrong norm
-CHANCE = 5e-3  # so many sets are tried that one fits a norm by chance with about this probability at most
+CHANCE = 5e-3  # limits the number of sets that are tried: about the probability that one fits by chance
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause. kind: 'not summed', 'scaled' and so on. axes: the axes concerned. text: for the reader."""
+    """Why tensors differ. kind: 'not summed', 'scaled' and so on. axes: those concerned. text: is printed."""
 
     kind: str
     axes: tuple[str, ...] = ()
@@ -68,9 +71,7 @@ def along(axes: Iterable[str]) -> str:
 
 
 def differing(kind: str, text: str, classes: Mapping[int, object], mesh: Mesh) -> Cause:
-    """A cause for values that should be equal on all ranks. classes: rank -> a key, equal for equal
-    values.
-    """
+    """A cause for values that should be equal on all ranks. classes: rank -> a key of its value."""
     axes = tuple(mesh.differing(classes))
     return Cause(kind, axes, f"{text} along {along(axes)} ({classes_text(classes)})")
 

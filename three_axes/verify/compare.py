@@ -34,9 +34,9 @@ from .verdict import EXACT, Twin, Verdict, Wrong, by_cause, of_dropouts
 
 DOUBLE = torch.finfo(torch.float64).eps
 # A spread is the relative difference between the twin's two runs (`Twin.again`).
-ROUNDINGS = 4  # a difference of so many eps is allowed: in types other than float64, and in every update
-SPREADS = 8  # a difference of so many spreads is allowed
-FAR = 16  # a spread of more than so many medians does not count: of a few gradients it is large by chance
+ROUNDINGS = 4  # the allowed difference, in eps of the type: for types other than float64, and for updates
+SPREADS = 8  # the allowed difference, in spreads
+FAR = 16  # a spread of more than so many medians of all spreads is ignored, since a few are large by chance
 # A gradient below this share of the largest may be only rounding. Also the least tolerance for outputs and
 # updates, and the least absolute loss by which a difference is divided.
 SMALL = 1e-6
@@ -107,9 +107,8 @@ class Comparison:
             self.verdict.cells["loss"] = f"equal, a sum over {along(self._shares)}"
         add("gradients", {name: wrong for name, wrong in gradients.items() if name not in follow})
         if follow:
-            self.verdict.cells["gradients"] = (
-                "-"  # after a wrong loss, gradients without a cause of their own are not reported
-            )
+            # After a wrong loss, gradients without a cause of their own are not reported.
+            self.verdict.cells["gradients"] = "-"
         if loss or gradients:
             return True
         norms = {rank: seen.norm for rank, seen in self._seen.items() if seen.norm is not None}
@@ -147,7 +146,7 @@ class Comparison:
                     )
         own = {name: t.to(whole[name].dtype) for name, t in self.twin.own.items() if t.unique().numel() > 1}
         other = [name for name in own if not torch.equal(own[name], whole[name])]
-        if wrong or len(other) in (0, len(own)):  # if all differ, only the seed was another: no mistake
+        if wrong or len(other) in (0, len(own)):  # if all differ, only the seed does: no mistake
             return wrong
         holds = {name: next((n for n in own if torch.equal(own[n], whole[name])), "") for name in other}
         cause = Cause("other weights", text="they differ from build(None)'s, while others equal them")
@@ -187,8 +186,8 @@ class Comparison:
         return {"": (far, Cause("loss", text=text))}
 
     def _of_gradients(self, loss: Wrong, gradients: Wrong) -> Wrong:
-        """The loss. If its cause is only 'loss', it gets a gradient's cause of `ROW_CAUSES`, or the reason
-        why rows could not be tried.
+        """`loss`, with a better cause if its cause is only 'loss': one of `ROW_CAUSES` that a gradient has,
+        or the reason why rows could not be tried.
         """
         ((far, cause),) = loss.values()
         if cause.kind != "loss":
@@ -229,7 +228,7 @@ class Comparison:
         return next(iter(wrong), None)
 
     def _least(self) -> float:
-        """The norm below which a gradient may be only rounding; that of the keys' bias is 0 in theory."""
+        """The norm below which a gradient may be only rounding. (For the keys' bias, 0 is right.)"""
         lengths = (float(g.double().norm()) for g in self._twin.gradients.values())
         return SMALL * max(lengths, default=0.0)
 
@@ -278,8 +277,8 @@ class Comparison:
         return of_inputs(self._seen, self._twin) if self._number == 0 else None
 
     def _not_zeroed(self, names: Sequence[str]) -> Cause | None:
-        """A cause if each of these gradients, on every rank, is the twin's and a multiple of the step
-        before's.
+        """A cause if each of these gradients, on every rank, is the sum of the twin's gradient and a multiple
+        of the rank's own gradient in the step before.
         """
         if not self._number:
             return None
@@ -300,8 +299,8 @@ class Comparison:
         return Cause("not zeroed", text=text)
 
     def _beside_calls(self, name: str, cause: Cause) -> Cause:
-        """The cause. If it is a sum or mean that is missing in the first step, with the collectives over its
-        axes that received the gradient itself; a copy of it, as in a bucket, is not found.
+        """The cause. If a sum or mean is missing in the first step, its text also gets the collectives over
+        the cause's axes that received the gradient itself. (A copy of it, as in a bucket, is not found.)
         """
         if self._number or cause.kind not in ("not summed", "not averaged"):
             return cause

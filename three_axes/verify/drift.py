@@ -1,5 +1,5 @@
-"""Finds which ranks hold equal copies of a tensor, and which copies differ later. It compares the marks of
-the ranks' tensors and needs no process group.
+"""Finds which ranks hold equal copies of a tensor, and which copies differ later. It compares marks, short
+summaries of the ranks' tensors, and needs no process group.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Drift(NamedTuple):
 class Copies:
     """Finds in all ranks' first marks which ranks hold equal copies, and compares them with later marks.
 
-    groups: name -> the groups of ranks that hold equal copies. left: name -> why it is not watched. The
-    following have name -> Drift: parted, copies that differ in the last marks; doubtful, tensors whose
-    numbers were all equal, so that they may be shards, and that have differed since; kept, averages that some
-    ranks have never changed. met: name -> (step in which copies were found to differ, step in which they were
-    equal again). strangers: parameters that differed before the first step although their gradients are
+    groups: name -> the groups of ranks that hold equal copies. left: name -> why the tensor is not watched.
+    parted, doubtful and kept: name -> Drift. parted: copies that differ in the last marks. doubtful: tensors
+    that have differed, but may be shards, since their numbers were all equal at first. kept: averages that
+    some ranks have never changed. met: name -> (step in which copies were found to differ, step in which they
+    were equal again). strangers: parameters that differed before the first step although their gradients are
     summed.
 
     first: for each rank, its marks. heard: for each rank, the result of `Heard.of_groups`.
@@ -85,7 +85,7 @@ class Copies:
         """
         found = []
         changed = lambda name, rank: now[rank][name].digest != self._last[rank][name].digest
-        kept = dict.fromkeys(name for marks in now for name in marks if OF in name)
+        state_names = dict.fromkeys(name for marks in now for name in marks if OF in name)
         differing = {name: self._differing(step, name, now, self.groups[name]) for name in self.groups}
         for name, drift in differing.items():
             if drift and just_stepped and self._were_equal(drift, just_stepped):
@@ -105,7 +105,7 @@ class Copies:
         for name, groups in self._either.items():
             if name not in self.doubtful and (drift := self._differing(step, name, now, groups)):
                 self.doubtful[name] = drift
-        for name in kept:
+        for name in state_names:
             owner = name.rpartition(OF)[2]
             if not self._differing(step, name, now, self.groups.get(owner, [])):
                 self._unsettled.pop(name, None)

@@ -20,6 +20,7 @@ class Inputs(Protocol):
     targets: list[tuple[torch.Tensor, int]]
 
 
+# Functions whose targets are recorded.
 LOSSES = (
     F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss,
     F.binary_cross_entropy, F.binary_cross_entropy_with_logits,

@@ -1,4 +1,4 @@
-"""The sentences that `verify` prints of a script."""
+"""The sentences that `three-axes verify` prints about a script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .marks import AVERAGE, EITHER, RANDOM, SEEDED
 
 SHOWN = 8  # lines that are printed for a step
 PATTERNS = 3  # patterns of names that are printed for one reason
-# If all ranks do the same wrong thing, their copies stay equal.
+# What the check cannot see: if all ranks do the same wrong thing, their copies stay equal.
 ALIKE = (
     "not seen: what all ranks do wrong alike (verify(build, step, batch) compares with one device), and a"
     " data set that is sharded twice (add up the rows that all ranks read)"

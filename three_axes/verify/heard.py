@@ -23,7 +23,7 @@ WRAPPERS = "distributed/fsdp", "distributed/_composable", "nn/parallel/", "nn/mo
 REDUCING = "all_reduce", "reduce_scatter", "all_gather"
 SUMS = "sum", "avg"
 LAYERS = 8  # the inputs of so many first layers of a forward are recorded as well
-PADDED = 1024  # for each rank, by so many numbers a flat copy of all gradients may be longer than they are
+PADDED = 1024  # a flat copy of all gradients may be longer than they are, by so many numbers for each rank
 
 
 class Heard(Listener):

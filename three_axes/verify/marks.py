@@ -1,4 +1,4 @@
-"""Marks: short summaries of tensors, which a rank writes to the store instead of the tensors."""
+"""Marks: short summaries of tensors. `verify` compares all ranks' marks, so that it sends no tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one process records of a training step, for the comparison with the twin."""
+"""What one process records of a training step, to compare a rank with the twin, the whole model."""
 
 from __future__ import annotations
 

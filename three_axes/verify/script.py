@@ -37,9 +37,10 @@ from .tensors import Tensors
 
 PATIENCE = 120.0  # seconds to wait for a rank that has not reached the end of the last step
 BRIEF = 20.0  # the same if copies differ already: the rank may have left out a step, and never reach the end
-_numbers = itertools.count()
-UNREAD = "numbers that cannot be read"
-PLAIN = {"default_pg": "the world", "undefined": "a group", "": "a group"}  # a group without a name
+_numbers = itertools.count()  # each check writes into the store under a number of its own
+UNREAD = "numbers that cannot be read"  # a reason not to watch a tensor
+# PyTorch's description of a group without a name -> how it is printed.
+PLAIN = {"default_pg": "the world", "undefined": "a group", "": "a group"}
 DRAWS = "the CPU's random state", "the GPU's random state"
 
 

@@ -33,7 +33,7 @@ def fsdp_layer(shard, x, layer, rank, world_size):
 
     w = gather()
     y = layer.forward(w, x)
-    # While later layers run, nothing of this one is whole.
+    # While later layers run, this layer's weights are not whole on any rank.
     del w
     dy = layer.rest(y)
     dx, dw = layer.backward(gather(), x, dy)
@@ -42,7 +42,7 @@ def fsdp_layer(shard, x, layer, rank, world_size):
     return dx, mine / world_size
 
 
-# The weights are (H, H), by far the largest tensor here. B is not 2: a dx alone is then not read as a pair.
+# x is (B, H), the weights are (H, H). B is not 2, so that an answer of dx alone is not taken for a pair.
 B, H = 3, 64
 
 

@@ -18,7 +18,7 @@ from three_axes.count import Span, Timeline, Traffic, clock
 from three_axes.plan import CLUSTERS, Cluster, Estimate, Job, Layout, estimate, find_model, sent
 from three_axes.table import Table, human
 
-S = 16
+S = 16  # tokens of a sequence
 model = lambda: toy.ToyTransformer(hidden=64, seq_len=S)
 LAYERS = len(model())
 # Emulated, as in drop 06: ports out of a node are 10 times slower than links inside.
@@ -199,7 +199,7 @@ def exposed() -> dict[str, list[tuple[int, float]]]:
 
 
 def answer(early: Timeline) -> tuple[str, str]:
-    """The arguments of `reveal`: how many layers are whole at once."""
+    """The arguments of `guess.reveal`: how many layers are whole at once."""
     whole = early.peak(0) / BLOCK
     option = {1: "one", 2: "two", 6: "all six"}.get(whole, f"none of these: {whole:g}")
     return option, "One layer computes, and the next one is on its way. That is the price of prefetch."

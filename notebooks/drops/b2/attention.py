@@ -117,7 +117,7 @@ def ring_or_exchange(network: networks.Network) -> dict[str, float]:
 
 
 def answer() -> tuple[str, str, str]:
-    """The arguments of `reveal`: how long the busiest rank computes, the mean being 1."""
+    """The arguments of `guess.reveal`: how long the busiest rank computes, the mean being 1."""
     return (
         f"{max(work('in order')):.2f}",
         "The last quarter looks at itself and at all before it.",

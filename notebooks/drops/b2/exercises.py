@@ -239,7 +239,7 @@ def cut_step(model, tokens, targets, at, everywhere, dp, cp):
     tokens in the order in which the ranks of cp bring them.
     """
     x = model[0].token(tokens) + model[0].position.weight[at]
-    # A token looks at all whose place in the text is not behind its own.
+    # A token attends to all tokens whose position in the text is not after its own.
     mask = at[:, None] >= everywhere
     for block in model.blocks:
         x = toy.context_block(block, x, mask, cp)

@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop b3's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -125,6 +125,6 @@ def dispatched(T: int, h: int, k: int, ep: int) -> float:
 
 
 def answer(T: int, h: int, k: int, ep: int) -> tuple[str, str, str]:
-    """The arguments of `reveal`: these numbers in halves of T·h."""
+    """The arguments of `guess.reveal`: these numbers in halves of T·h."""
     why = f"*T·k·h*·(*ep*−1)/*ep*: *k* copies of each token, and of them {ep - 1}/{ep} go to other ranks."
     return f"{2 * dispatched(T, h, k, ep) / (T * h):.0f}/2 · T·h", why, "Computed"

@@ -16,11 +16,11 @@ from .cells import tokens
 
 
 def expert_layer(x, choice, weight, expert, rank, world_size):
-    """y (T, h) of this rank's tokens x (T, h). Expert number r is on rank r.
+    """Return y (T, h), the layer's output for this rank's tokens x (T, h). Expert number r is on rank r.
 
-    choice, weight: (T, k), the numbers of each token's experts, and what their answers count. expert: this
-    rank's, a function of rows (n, h) -> (n, h). toy.swap(rows, give, take) sends the first give[0] rows to
-    rank 0, the next give[1] to rank 1, and so on; take[r] rows come from rank r. Its backward is there.
+    choice, weight: (T, k), the numbers of each token's experts, and the weights of their answers. expert:
+    this rank's, a function of rows (n, h) -> (n, h). toy.swap(rows, give, take) sends the first give[0] rows
+    to rank 0, the next give[1] to rank 1, and so on, and receives take[r] from rank r. It has a backward.
     """
     order = choice.flatten().argsort(stable=True)  # copies of tokens, by expert
     give = choice.flatten().bincount(minlength=world_size)
@@ -129,7 +129,7 @@ layer = OnRanks(
 
 
 def groups_of(rank, ranks, tp, ep):
-    """Whom `rank` of `ranks` meets: {"tp": [...], "dp": [...], "ep": [...], "edp": [...]}, rising lists.
+    """The groups of `rank`: {"tp": [...], "dp": [...], "ep": [...], "edp": [...]}, each in rising order.
 
     Attention: tp is innermost, dp the rest. Experts: ep is innermost, over the same ranks, edp the rest.
     tp: the ranks that share attention's matrices. dp: those whose gradients of attention are averaged with

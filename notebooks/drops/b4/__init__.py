@@ -1,4 +1,4 @@
-"""Beyond, b4: jobs that stand still. Who never came, on which line, and why."""
+"""Beyond, b4: jobs that hang: which rank never called a collective, on which line, and why."""
 
 from .cells import *
 from .exercises import *

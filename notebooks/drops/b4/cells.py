@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop b4's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from drops.b4.runs import verdict as verdict
 from three_axes.files import rows_of
 from three_axes.table import Table
 
-_deals = [0]  # the seeds that were dealt so far; the last one is used now
+# The seeds of the runs so far. A seed decides which rank differs; a wrong answer adds a new seed.
+_deals = [0]
 
 
 def deal() -> int:
-    """The seed in use."""
+    """The present seed, the last one."""
     return _deals[-1]
 
 
 def look_twice(*numbers: int) -> Table:
-    """For each run: the number that the ranks had reached when it was stopped, and after three times as long,
-    unless it is proven that no rank could continue.
+    """For each run: the sequence numbers that the ranks had reached when it was stopped, and, unless it is
+    proven that no rank can go on, when another run of it was stopped after three times as long.
     """
     rows = []
     for number in numbers:
@@ -48,7 +49,7 @@ def watchdog_logs() -> Table:
 
 
 def answer(run: Stopped) -> tuple[str, str]:
-    """The arguments of `reveal`: which rank of a run that hangs to look at first."""
+    """The arguments of `guess.reveal`: which rank of a run that hangs to look at first."""
     silent = [rank for rank, seen in enumerate(run.seen) if seen.finished]
     why = f"A rank that times out has come, and waits. Rank {silent[0]} had fewer batches: its loop is over."
     return "the one that reports nothing" if len(silent) == 1 else f"none of these: ranks {silent}", why

@@ -18,7 +18,7 @@ from .cells import deal
 
 
 def who_never_came(entries, members):
-    """{group: ranks} of the groups in which ranks have not called what others have called. Ranks rise.
+    """Return {group: ranks}: the ranks, in rising order, that have not called what others of the group have.
 
     entries: a dict, rank -> its flight record, a list of dicts, oldest first: entry["process_group"][0] is
     the group, entry["collective_seq_id"] the sequence number, entry["state"] "completed" if it has ended. Old
@@ -60,9 +60,9 @@ def _made_up(groups: dict[str, list[int]], called: list[str]) -> tuple[dict, dic
     return {r: [entry(*one) for one in enumerate(line.split())] for r, line in enumerate(called)}, groups
 
 
-# Records that are rare in runs. For each of them two ways of counting differ that agree elsewhere: ranks
-# behind in several groups, records that begin later, a dump taken a moment before another, a member that has
-# called nothing, ranks that are not equally far behind.
+# Records that are rare in runs, on which some wrong ways of counting fail: ranks behind in several groups,
+# records that begin later, a dump taken a moment before another, a member that has called nothing, ranks that
+# are not equally far behind.
 MADE_UP = [
     _made_up(
         {"a": [0, 1, 2, 3], "b": [0, 1], "c": [2, 3]},
@@ -136,7 +136,7 @@ SIGNS = (
     "a second group",
     "an all-to-all",
 )
-# run -> texts in the lines that send the rank another way than the others.
+# Run -> texts in the lines at which a rank may begin to differ from the others.
 LINES = {
     1: ("if (y > 0).any()",),
     2: ("if step == save_at", "all_gather"),
@@ -146,7 +146,7 @@ LINES = {
     6: ("route(seed", "all_to_all"),
     7: ("fetch(seed",),
 }
-ENOUGH = 3
+ENOUGH = 3  # runs that a reader must name
 
 
 def ward() -> dict[int, Stopped]:
@@ -171,7 +171,8 @@ def lines_of(number: int) -> list[int]:
 def diagnoses():
     """{run: (rank, line, cause)} of at least three of the runs, without the one that was shown.
 
-    rank: whose doing it is. line: of the script, where this rank parts from the others. cause: of b4.CAUSES.
+    rank: the one that caused it. line: of the script, where this rank begins to differ from the others.
+    cause: of b4.CAUSES.
     """
     from collections import Counter
 
@@ -367,7 +368,7 @@ def _left_out(run: Run, truth: Run) -> bool:
     return _done(run) != _done(truth) and _done(run) != [list(range(number)) for number in run.tried[1:]]
 
 
-def _still(proof: Callable[[Run, list[dict]], bool]) -> Callable[[Run, Run], str]:
+def _if_hung(proof: Callable[[Run, list[dict]], bool]) -> Callable[[Run, Run], str]:
     """A function for `shows`: a text on the batches with which the ranks hang, if proof(run, the collectives
     that they are in) is true; else "".
     """
@@ -388,7 +389,7 @@ def _says_timeout(function) -> bool:
     return bool(code) and "timeout" in str((code.co_names, code.co_consts))
 
 
-_two_collectives = _still(lambda run, inside: len({(at["op"], str(at["shape"])) for at in inside}) > 1)
+_two_collectives = _if_hung(lambda run, inside: len({(at["op"], str(at["shape"])) for at in inside}) > 1)
 
 mended = OnRanks(
     "a loop that all leave together",
@@ -419,15 +420,15 @@ mended = OnRanks(
         "all batches read before the first step": lambda run, _: (
             not run.error and any(facts["ahead"] > 2 for facts in run.ranks)
         ),
-        "raising the timeout": _still(lambda run, inside: _says_timeout(run.attempt)),
-        "a barrier more": _still(lambda run, inside: any(at["op"] == "barrier" for at in inside)),
-        "a rank that stops alone": _still(lambda run, inside: any(s.finished for s in run.error.seen)),
+        "raising the timeout": _if_hung(lambda run, inside: _says_timeout(run.attempt)),
+        "a barrier more": _if_hung(lambda run, inside: any(at["op"] == "barrier" for at in inside)),
+        "a rank that stops alone": _if_hung(lambda run, inside: any(s.finished for s in run.error.seen)),
         "two collectives that meet": lambda run, truth: (
             "tensors that do not match" in str(run.error) or _two_collectives(run, truth)
         ),
-        "a loop without an end": _still(
+        "a loop without an end": _if_hung(
             lambda run, inside: all(s.box and s.box["number"] > MANY for s in run.error.seen)
         ),
-        "another end": _still(lambda run, inside: True),
+        "another end": _if_hung(lambda run, inside: True),
     },
 )

@@ -1,6 +1,7 @@
-"""b4's seven runs on four real ranks, six that hang and one that is only slow, and the record of each. At the
-end are the functions that the runs call: batches, files, settings, routes. The seed decides on which rank,
-and in which step, one of these differs from the others.
+"""b4's seven runs on four real ranks, six that hang and one that is only slow, and the record of each.
+
+At the end are the functions that the runs call for batches, files, settings and routes. A seed decides on
+which rank, and in which step, their result differs from that on other ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ RUNS = range(1, 8)
 SHOWN = 4  # the run that the notebook explains
 SLOW = 7  # the run that does not hang
 RANKS = 4
-SECONDS = 1.0  # until a run counts as stopped
+SECONDS = 1.0  # the timeout of a run
 
 
 @dataclass(repr=False)
@@ -43,7 +44,7 @@ class Stopped:
 
     number: int
     seed: int
-    report: str  # the world's
+    report: str  # what the World reports of the failed call
     seen: list[RankStatus]
     is_proven: bool  # that no rank could go on
     dumps: dict[int, dict]  # rank -> its flight record; a dead rank has none

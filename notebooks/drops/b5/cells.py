@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop b5's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from three_axes.verify import Copies, mark, verify
 STEPS = 12
 LAYOUT = "dp 2 tp 2"
 RUNS = {"A": "", "B": "norms not summed under SP", "C": "mean over dp, unequal tokens"}
-ABOVE = 1.5
+ABOVE = 1.5  # times the lowest loss so far: a larger loss rings the monitor
 
 
 def edits() -> dict[str, dict[str, str]]:
@@ -42,7 +42,7 @@ def edited(name: str, edit: str) -> str:
 
 
 def program(name: str, edit: str = "") -> dict:
-    """The names that such a file defines."""
+    """The names that the `edited` file defines: its functions and constants."""
     names = {"__name__": f"silent_{name}"}
     exec(compile(edited(name, edit), f"{name}.py", "exec"), names)
     return names
@@ -117,6 +117,6 @@ def verified(run: str, layouts: Sequence[str]):
 
 
 def answer(reports: dict) -> tuple[str, str]:
-    """The arguments of `reveal`. reports: run -> the report of `verify`; one of them finds no difference."""
+    """The arguments of `guess.reveal`. reports: run -> the report of `verify`; one finds no difference."""
     (right,) = (run for run, report in reports.items() if " off " not in str(report))
     return right, "Its copies stay equal, and its gradients are the twin's."

@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop 01's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helpers.ranks import World
 from three_axes.count import Traffic
 from three_axes.table import human
 
-# Name -> (how the toy is split, its step)
+# Name -> (function that takes the model and returns a rank's part of it, function that runs a step)
 SCHEMES = {
     "tensor": (toy.split_width, toy.tensor_parallel_step),
     "data": (lambda model: model, toy.data_parallel_step),
@@ -20,12 +20,12 @@ AXES = {"data": "dp", "tensor": "tp", "pipeline": "pp"}
 
 
 def three_cuts(world: World) -> dict[str, Step]:
-    """A step of each scheme: the bytes that ranks sent, and the bytes that each keeps."""
+    """One step of each scheme: the bytes that ranks sent, and the bytes that each rank keeps."""
     return {name: measured.one_step(world, {AXES[name]: world.n}, *SCHEMES[name]) for name in AXES}
 
 
 def answer(runs: dict[str, tuple[Traffic, float]]) -> tuple[str, str]:
-    """The arguments of `reveal`. runs: as `side_by_side` takes them."""
+    """The arguments of `guess.reveal`. runs: as `side_by_side` takes them."""
     most = max(runs, key=lambda name: max(runs[name][0].counted))
     gradients, activation = runs["data"][1] / 1.5, runs["tensor"][1] / 1.5 / 16
     return most, (
@@ -34,7 +34,7 @@ def answer(runs: dict[str, tuple[Traffic, float]]) -> tuple[str, str]:
     )
 
 
-# The reader's first line: megabytes of all gradients of the toy.
+# Checks the number that the reader writes first: megabytes of all gradients of the toy.
 first_line = line(
     13.2,
     "3,297,792 · 4 bytes are 13.2 MB. Soon you see how often they travel.",

@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop 02's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def one_and_four() -> dict[str, Step]:
 
 
 def answer(sent: float, options: Sequence[str]) -> tuple[str, str]:
-    """The arguments of `reveal`. sent: megabytes that a rank sent to all-reduce 1 MB."""
+    """The arguments of `guess.reveal`. sent: megabytes that a rank sent to all-reduce 1 MB."""
     fits = (option for option in options if option.startswith(f"{sent:.2f}·S"))
     why = (
         f"14 steps of *S*/8: for a tensor of 1 MB a rank sent {sent:.2f} MB. On *d* ranks it is"
@@ -77,5 +77,5 @@ def answer(sent: float, options: Sequence[str]) -> tuple[str, str]:
     return next(fits, f"none of these: {sent:.2f}·S"), why
 
 
-# The reader's first line: examples of a rank.
+# Checks the number that the reader writes first: examples of a rank.
 first_line = line(2, "Each rank has 2 of the 8, and all of the model.", "The ranks share the batch evenly.")

@@ -60,7 +60,7 @@ average = OnRanks(
 def pass_on(outgoing, incoming, rank, world_size):
     """Send `outgoing` to the next rank, and receive into `incoming` what the previous rank sends."""
     right_of, left_of = (rank + 1) % world_size, (rank - 1) % world_size
-    if rank % 2 == 0:  # even ranks speak first, odd ranks listen first: somebody always listens
+    if rank % 2 == 0:  # even ranks send first, odd ranks receive first: a send always meets a recv
         dist.send(outgoing, right_of)
         dist.recv(incoming, left_of)
     else:
@@ -97,7 +97,7 @@ def ring_all_reduce(x, rank, world_size):
     right_of, left_of = (rank + 1) % world_size, (rank - 1) % world_size
 
     def pass_on(outgoing, incoming):
-        if rank % 2 == 0:  # even ranks speak first, odd ranks listen first, so that somebody always listens
+        if rank % 2 == 0:  # even ranks send first, odd ranks receive first: a send always meets a recv
             dist.send(chunks[outgoing].contiguous(), right_of)
             dist.recv(incoming, left_of)
         else:

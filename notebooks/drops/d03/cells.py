@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop 03's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def gradients_match(world: World) -> list[bool]:
 
 
 def answer(forward: Traffic) -> tuple[str, str]:
-    """The arguments of `reveal`: the all-reduces of the MLP, forward."""
+    """The arguments of `guess.reveal`: the all-reduces of the MLP, forward."""
     why = "The columns that a rank computed are the columns that its rows of down need."
     return str(forward.calls("all_reduce")), why
 
 
-# The reader's first line: columns of `up` on a rank.
+# Checks the number that the reader writes first: columns of `up` on a rank.
 first_line = line(256, "A rank has all 256 rows of 256 columns.", "The ranks share the 1,024 columns evenly.")

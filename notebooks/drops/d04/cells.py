@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop 04's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def one_step(world: World) -> Step:
 
 
 def answer(timeline: Timeline, shares: dict[str, float]) -> tuple[str]:
-    """The arguments of `reveal`: the part of the step in which a rank computed, the mean of the ranks."""
+    """The arguments of `guess.reveal`: the share of the step in which a rank computed, in the mean."""
     worked = 1 - timeline.bubble
     nearest = min(shares, key=lambda option: abs(shares[option] - worked))
     fits = abs(shares[nearest] - worked) < 0.1
     return (nearest if fits else f"none of these: {worked:.0%} of it",)
 
 
-# The reader's first line: numbers that cross a boundary forward.
+# Checks the number that the reader writes first: numbers that cross a boundary forward.
 first_line = line(
     8 * 32 * 256,
     "8 · 32 · 256 numbers, whatever the layers hold. Each takes 4 bytes: 262 kB.",

@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop 05's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from three_axes.table import Table, human
 # block.
 NETWORK = networks.ETHERNET
 FORWARD, BACKWARD = 0.020, 0.040
-BUCKET = 100_000
+BUCKET = 100_000  # bytes of gradients that are sent together
 
 
 def forward(world: World) -> Table:
@@ -138,7 +138,7 @@ def begun_in_backward(timeline: Timeline) -> str:
 
 
 def answer(after: Timeline, buckets: Timeline, alone: Timeline) -> tuple[str, str]:
-    """The arguments of `reveal`: how much of the all-reduce still makes the step longer."""
+    """The arguments of `guess.reveal`: how much of the all-reduce still makes the step longer."""
     share = exposed(buckets, alone) / exposed(after, alone)
     shows = "all of it" if share >= 0.98 else "a part of it" if share > 0.02 else "nothing"
     why = (
@@ -148,7 +148,7 @@ def answer(after: Timeline, buckets: Timeline, alone: Timeline) -> tuple[str, st
     return shows, BUSY if shows == "all of it" else why
 
 
-# The reader's first line: milliseconds in which the gradients pass.
+# Checks the number that the reader writes first: milliseconds in which the gradients pass.
 first_line = line(
     113,
     "1.41 MB / 12.5 MB a second are 113 ms.",

@@ -42,7 +42,9 @@ def overlap(model, world_size):
     return finish
 
 
-STEPS, LAYERS, WIDTH, PAUSE = 3, 6, 192, 0.030  # few parameters: each can have an all-reduce of its own
+# The model of the check. It has few parameters, so each can have an all-reduce of its own. PAUSE: seconds for
+# which each layer's backward sleeps.
+STEPS, LAYERS, WIDTH, PAUSE = 3, 6, 192, 0.030
 FUNCTION = "a function"
 
 
@@ -146,12 +148,12 @@ def _found(run: Run, _) -> str | tuple[str, str] | None:
     if not any(facts["beside"] for facts in run.ranks):
         return "waiting inside the hook", "Each all-reduce had ended before the next layer's backward began."
     if any(facts["held"] > 0.5 for facts in run.ranks):
-        said = "Before the first layer's backward most all-reduces had been waited for, each in a hook."
-        return "waiting inside the hook", said
+        text = "Before the first layer's backward most all-reduces had been waited for, each in a hook."
+        return "waiting inside the hook", text
     unwaited = max(facts["unwaited"] for facts in run.ranks)
     if unwaited and "is_completed" not in names_in(run.attempt):
-        said = f"Nobody called wait() for {unwaited} of {2 * LAYERS} all-reduces. This time they had ended."
-        return "an all-reduce that nobody waits for", said
+        text = f"Nobody called wait() for {unwaited} of {2 * LAYERS} all-reduces. This time they had ended."
+        return "an all-reduce that nobody waits for", text
     return None
 
 

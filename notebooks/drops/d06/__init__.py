@@ -1,6 +1,4 @@
-"""Drop 06: tensor parallelism traced, PyTorch's plan with its extra all-reduces, sequence parallelism, and
-the cliff between nodes.
-"""
+"""Drop 06: what tensor and sequence parallelism send, by hand and by PyTorch, inside and between nodes."""
 
 from .cells import *
 from .exercises import *

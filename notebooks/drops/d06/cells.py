@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop 06's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def price() -> Table:
 
 
 def answer(near: Timeline, far: Timeline) -> tuple[str, str]:
-    """The arguments of `reveal`: how many times as long rank 0 waits, on the second timeline."""
+    """The arguments of `guess.reveal`: how many times as long rank 0 waits, on the second timeline."""
     times = far.seconds(0, "wait") / near.seconds(0, "wait")
     spans = {
         "as long as before": (0.7, 1.3),
@@ -178,7 +178,7 @@ def answer(near: Timeline, far: Timeline) -> tuple[str, str]:
     return (option, why) if option else (f"none of these: {times:.1f} times as long", BUSY)
 
 
-# The reader's first line: all-reduces of a step of the toy under tensor parallelism.
+# Checks the number that the reader writes first: all-reduces of a step of the toy under tensor parallelism.
 first_line = line(
     16,
     "4 layers, 4 all-reduces each. In each of them the ranks wait.",

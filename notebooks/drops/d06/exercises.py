@@ -1,6 +1,4 @@
-"""Drop 06: tensor parallelism traced, PyTorch's plan with its extra all-reduces, sequence parallelism, and
-the cliff between nodes.
-"""
+"""Drop 06: what tensor and sequence parallelism send, by hand and by PyTorch, inside and between nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ def sequence_mlp(x, up, down, rank, world_size):
     return scatter(F.gelu(gather(x) @ up) @ down)
 
 
-B, S, H = 2, 16, 32
+B, S, H = 2, 16, 32  # sequences, tokens of each, hidden size
 
 
 def _numbers() -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What the cells of drop 07 call; its exercises use it too."""
+"""Functions for the cells of drop 07's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def bytes_of(world: World, m: int, by: str) -> Traffic:
 
 
 def answer(gpipe: simulation.Timeline, f1b1: simulation.Timeline) -> tuple[str, str, str]:
-    """Arguments of `reveal`: what is smaller in the second timeline, why, and how that was found."""
+    """The arguments of `guess.reveal`: what is smaller in the second timeline, why, and how it was found."""
     time, held = f1b1.makespan < gpipe.makespan, f1b1.held < gpipe.held
     smaller = "both" if time and held else "the idle time" if time else "the memory"
     why = (
@@ -90,7 +90,7 @@ def answer(gpipe: simulation.Timeline, f1b1: simulation.Timeline) -> tuple[str, 
     return smaller, why, "Computed"
 
 
-# The reader's first line: the share of time in which one of four stages works, with one batch.
+# Checks the number that the reader writes first: the share of time in which each of four stages works.
 first_line = line(
     0.25, "One of four works at a time: 1/p.", "One batch is in one stage at a time, and there are p."
 )

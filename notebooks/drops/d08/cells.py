@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop 08's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from three_axes.paper import SCHEDULES, Placement
 from three_axes.plan import MODELS, TOY, Job, Layout, find_model, sent
 from three_axes.table import Table, human
 
-AXES = ("pp", "dp", "tp")
+AXES = ("pp", "dp", "tp")  # outermost first
 
 
 def layouts(texts: str) -> list[dict[str, int]]:
@@ -131,7 +131,7 @@ def step_seconds(world: World, order: tuple[str, ...]) -> float:
 
 
 def answer(inside: float, outside: float) -> tuple[str, str]:
-    """The arguments of `reveal`. inside, outside: a step's seconds with tp innermost, and outermost."""
+    """The arguments of `guess.reveal`. inside, outside: a step's seconds with tp innermost, and outermost."""
     times = outside / inside
     spans = {
         "as long as with tp innermost": (0, 1.2),
@@ -143,7 +143,7 @@ def answer(inside: float, outside: float) -> tuple[str, str]:
     return (option, why) if option else (f"none of these: {times:.1f} times as long", BUSY)
 
 
-# The reader's first line: DP, where the GPUs and the other two sizes are given.
+# Checks the number that the reader writes first: DP, where the GPUs and the other two sizes are given.
 first_line = line(
     4,
     "8 · 4 · 4 = 128: the three sizes multiply to the number of GPUs.",

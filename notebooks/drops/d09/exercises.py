@@ -31,7 +31,7 @@ def bytes_per_gpu(stages, d, t, zero):
     )
 
 
-WIDTH, DEEP = 64, (3, 2)  # a stack of square matrices, unevenly over two stages
+WIDTH, DEEP = 64, (3, 2)  # the measured model: square matrices, three on the first stage, two on the second
 CASES = [
     *(([n * WIDTH * WIDTH for n in DEEP], 2, 2, zero) for zero in range(4)),
     *(([7 * 10**9], 64, 1, zero) for zero in range(4)),

@@ -230,13 +230,13 @@ def activations_table(b: int = 2, s: int = 128, h: int = 256, a: int = 4) -> Tab
 
 
 def answer(held: dict[str, list[dict[str, int]]]) -> tuple[str, str]:
-    """The arguments of `reveal`: bytes for a parameter on a rank, under ZeRO-1."""
+    """The arguments of `guess.reveal`: bytes for a parameter on a rank, under ZeRO-1."""
     a_parameter = sum(held["ZeRO-1"][0].values()) / sum(p.numel() for p in toy.ToyTransformer().parameters())
     why = "Weights and gradients stay whole: 4 + 4. The optimizer's 8 become 8/4 = 2."
     return f"{a_parameter:.0f} bytes", why
 
 
-# The reader's first line: gigabytes of a 13B's weights in float32.
+# Checks the number that the reader writes first: gigabytes of a 13B's weights in float32.
 first_line = line(
     52,
     "13·10⁹ · 4 bytes are 52 GB. A GPU has 80, and the weights are not alone.",

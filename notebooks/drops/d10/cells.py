@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop 10's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ REMEDIES = (
     "TP + SP",
     "offload",
 )
-LADDER_BUDGET = 8e6
+LADDER_BUDGET = 8e6  # bytes of each rank
 
 
 class _Outside:
-    """Keeps saved activations as NumPy arrays, which the budget does not count: the host's memory."""
+    """Keeps saved activations as NumPy arrays, which the budget does not count, as if in host memory."""
 
     def __init__(self):
-        self.moved = 0  # bytes, out and back
+        self.moved = 0  # bytes that were copied out and back
 
     def pack(self, t: torch.Tensor):
         if t.numel() <= 1000 or isinstance(t._base if t._is_view() else t, torch.nn.Parameter):
@@ -272,13 +272,13 @@ cuts states, and these were not the problem. What helps cuts activations:
 
 
 def answer(tried: dict[str, dict], options: Sequence[str]) -> tuple[str, str]:
-    """The arguments of `reveal`: the one remedy of `options` that let the long batch through."""
+    """The arguments of `guess.reveal`: the one remedy of `options` that let the long batch through."""
     fit = [name for name in options if tried[name]["fits"]]
     option = fit[0] if len(fit) == 1 else f"none of these: {' and '.join(fit) or 'nothing'} fits"
     return option, WHY
 
 
-# The reader's first line: gigabytes that the GPU lacks at step 4,000.
+# Checks the number that the reader writes first: gigabytes that the GPU lacks at step 4,000.
 first_line = line(
     117 - 85.9,
     "31.1 GB are missing. Which part of the memory asked for them?",

@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop 11's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate, find_mode
 from three_axes.table import Table
 
 MODEL, SEQ, GLOBAL = find_model("llama-3-8b"), 8192, 64
+# Layouts of MODEL, with GLOBAL sequences of SEQ tokens in a step.
 CASES = {
     "8 GPUs: TP 8": Layout(dp=1, tp=8, zero=1),
     "64: TP 16 · DP 4": Layout(dp=4, tp=16, zero=1),
@@ -158,7 +159,7 @@ def own_waterfall(explained: Explained, *ranks: int) -> dict[str, dict[str, floa
 
 
 def answer(lost: dict[str, float]) -> tuple[str, str]:
-    """The arguments of `reveal`. lost: seconds of a step beyond perfect scaling, by what took them."""
+    """The arguments of `guess.reveal`. lost: seconds of a step beyond perfect scaling, by what took them."""
     most = max(("tp", "pp", "dp", "rest"), key=lambda part: lost.get(part, 0.0))
     options = {"tp": "waiting inside every layer", "dp": "waiting for the gradients"}
     why = (
@@ -170,7 +171,7 @@ def answer(lost: dict[str, float]) -> tuple[str, str]:
     return options.get(most, f"none of these: most is {most}"), why
 
 
-# The reader's first line: per cent of its speed that a GPU lost.
+# Checks the number that the reader writes first: per cent of its speed that a GPU lost.
 first_line = line(
     40,
     "12.5 sequences a second were 7.5 afterwards: 40 % less, on a cluster that is faster as a whole.",

@@ -1,6 +1,4 @@
-"""Drop 11: throughput lost on a larger cluster: where a step's time goes, axis by axis, measured and by
-theory.
-"""
+"""Drop 11: throughput lost on a larger cluster: where a step's time goes, by axis, measured and by theory."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ def _sums(run: Run, _) -> bool | str:
     return any(abs(total - 1) > 0.01 for total in totals) and f"In the four cases yours sum to {yours}."
 
 
-def _first_that_parts(run: Run, truth: Run) -> list[tuple[str, str, str]]:
+def _first_that_differs(run: Run, truth: Run) -> list[tuple[str, str, str]]:
     pairs = list(zip(EXAMPLES, run.values, truth.values))
     at, *shares = next((pair for pair in pairs if not alike(*pair[1:], split.tolerance)), pairs[0])
     ranks, batch = (f"{at[0][what]} to {at[1][what]}" for what in ("ranks", "batch"))
@@ -71,7 +69,7 @@ split = Asked(
     reads=lambda shares: {axis: round(number(shares[axis]), 3) for axis in (*AXES, "rest")},
     tolerance=0.006,  # two digits are enough
     praise="The shares of all four cases sum to one, and name the axis.",
-    figures=_first_that_parts,
+    figures=_first_that_differs,
     shows={
         "shares that do not sum to one": _sums,
         "all of it blamed on one cause": lambda run, _: (

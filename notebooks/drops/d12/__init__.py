@@ -1,6 +1,4 @@
-"""Drop 12: a bubble of 35 % with the number of microbatches fixed: what is left to do, what each costs, and
-an order that fits.
-"""
+"""Drop 12: a bubble of 35 % that more microbatches cannot shrink: the other remedies, and their costs."""
 
 from .cells import *
 from .exercises import *

@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop 12's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def published() -> Table:
 
 
 def answer() -> tuple[str, str, str]:
-    """The arguments of `reveal`: the remedy that stays below 15 % with no more memory than 1F1B."""
+    """The arguments of `guess.reveal`: the remedy that stays below 15 % with no more memory than 1F1B."""
     lines = {
         "zero bubble, 2 chunks a rank": paper(REMEDIES["ZB-V"][0]),
         "interleaving, 4 chunks a rank": paper(REMEDIES["interleaved, v = 4"][0]),
@@ -127,7 +127,7 @@ def answer() -> tuple[str, str, str]:
     return fit[0] if fit else "none", why, "Computed"
 
 
-# The reader's first line: the bubble with twice the microbatches.
+# Checks the number that the reader writes first: the bubble with twice the microbatches.
 first_line = line(
     7 / 33, "7/33 is 21 %. But here m is fixed.", "(p − 1)/(m + p − 1), as a share between 0 and 1."
 )

@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop 13's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def the_plan() -> Plan:
 
 
 def first_line(*, d: object, t: object, p: object) -> Answer:
-    """Check the reader's first line: whether a (DP, TP, PP) for the 32 GPUs is possible."""
+    """Check the numbers that the reader writes first: whether this (DP, TP, PP) is possible on 32 GPUs."""
     sizes = d, t, p
     if ... in sizes:
         return Answer("not started", "Write three numbers in place of the dots, and run this cell again.")
@@ -62,7 +62,7 @@ def first_line(*, d: object, t: object, p: object) -> Answer:
 
 
 def answer(plan: Plan) -> tuple[str, str, str]:
-    """The arguments of `reveal`: the TP of the fastest layout."""
+    """The arguments of `guess.reveal`: the TP of the fastest layout."""
     return str(plan.best.axes.tp), f"The fastest is {plan.best.layout}.", "Computed"
 
 

@@ -19,9 +19,9 @@ from three_axes.table import human
 
 
 class Given(NamedTuple):
-    """A job as a cost model sees it: N parameters, L layers of width h, `batch` sequences of s tokens. C in
-    FLOP/s, W of a link in a node and R of a port in bytes/s are those that are reached. node: its GPUs.
-    g: bytes of a gradient, 2, or 4 where a framework sums gradients in float32.
+    """A job as a cost model sees it: N parameters, L layers of width h, `batch` sequences of s tokens. C:
+    FLOP/s that a GPU reaches. W, R: bytes/s that a link in a node, and a port out of it, reach. node: GPUs of
+    a node. g: bytes of a gradient, 2, or 4 where a framework sums gradients in float32.
     """
 
     N: float
@@ -37,8 +37,8 @@ class Given(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A layout: b sequences in a microbatch, v chunks on a rank, the ZeRO stage, again: 1 where every layer's
-    forward runs twice.
+    """A layout. d, t, p: sizes of DP, TP and PP. b: sequences in a microbatch. v: chunks of layers on a rank.
+    zero: the ZeRO stage. again: 1 if every layer's forward runs twice (recompute), else 0.
     """
 
     d: int
@@ -250,7 +250,7 @@ def _only(run: Run, term: str) -> Run:
     return Run(run.tried, [run.ranks[0] | {"values": values}])
 
 
-def _said_of(term: str, run: Run, truth: Run) -> str:
+def _text_on(term: str, run: Run, truth: Run) -> str:
     """A text on the case in which a term differs most from the solution's."""
     _, case = _farthest(run, truth, term)
     mine, ours = (getattr(of.values[case], term) for of in (run, truth))
@@ -271,12 +271,12 @@ class _TermByTerm(Asked):
         if mine.error:
             return super().judged(mine, does)
         truth = does("")
-        if said := self._form(mine, truth):
-            return said
+        if wrong_form := self._form(mine, truth):
+            return wrong_form
         for term in Cost._fields:
             if _farthest(mine, truth, term)[0] > NEAR:
                 answer = super().judged(_only(mine, term), lambda edit: _only(does(edit), term))
-                where = _said_of(term, mine, truth)
+                where = _text_on(term, mine, truth)
                 if self.advice(answer.misconception):
                     answer.text = f"{where} {answer.text}"
                 else:
@@ -285,7 +285,7 @@ class _TermByTerm(Asked):
         return None
 
     def _where(self, mine: Run, truth: Run, parts: str) -> str:
-        return ""  # `judged` says it
+        return ""  # `judged` writes this text
 
     def verdict(self, attempt: Callable) -> Answer:
         """As for other exercises, and a right attempt is written into a file for drop 14."""
@@ -468,11 +468,11 @@ def _indices(reply) -> tuple[int, int]:
 def _first_unfit(run: Run, _) -> tuple[str, str] | None:
     for (case, (fits, _, (params, *_))), (answer, reason) in zip(QUICK.items(), run.values):
         if answer not in fits:
-            said = f"{case}: not {ANSWERS[answer]!r}. Its states are {16 * params / 1e9:,.0f} GB."
-            return _unfit(case, answer, 16 * params / 1e9), said
+            text = f"{case}: not {ANSWERS[answer]!r}. Its states are {16 * params / 1e9:,.0f} GB."
+            return _unfit(case, answer, 16 * params / 1e9), text
         if reason not in fits[answer]:
-            said = f"{case}: {ANSWERS[answer]!r} is right, but not because {REASONS[reason]}."
-            return "right for another reason", said
+            text = f"{case}: {ANSWERS[answer]!r} is right, but not because {REASONS[reason]}."
+            return "right for another reason", text
     return None
 
 

@@ -1,4 +1,4 @@
-"""Functions for the cells of this drop; its exercises use some of them."""
+"""Functions for the cells of drop 14's notebook; its exercises use some of them."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def the_plan() -> Plan:
     return plan(Job(MODEL, CLUSTER, BATCH, SEQ, FRAMEWORKS["megatron-lm"]), gpus=GPUS, cp=1)
 
 
-# The job as a cost model sees it, a GPU's bytes, and those of them that a layout may take.
-JOB = d13.as_written(the_plan().job, Layout())[0]
+JOB = d13.as_written(the_plan().job, Layout())[0]  # the job as a cost model of drop 13 takes it
+# The bytes of a GPU, and how many of them a layout may take.
 CARD, ROOM = CLUSTER.device.memory, (1 - KEPT) * CLUSTER.device.memory
-THUMB = d13.Cut(4, 8, 2)  # TP fills the node, as few stages as fit, DP on top
-CUTS = (
+THUMB = d13.Cut(4, 8, 2)  # by the rule of thumb: TP fills the node, as few stages as fit, DP on top
+CUTS = (  # the layouts that are compared
     THUMB,
     THUMB._replace(v=8),
     d13.Cut(8, 8, 1),
@@ -86,7 +86,7 @@ def table(cost: Callable, mine: d13.Cut) -> Table:
 
 
 def answer(cost: Callable, options: Sequence[str]) -> tuple[str, str, str]:
-    """The arguments of `reveal`: the fastest of CUTS that leaves a tenth of the GPU free."""
+    """The arguments of `guess.reveal`: the fastest of CUTS that leaves a tenth of the GPU free."""
     best = shown(fastest(cost, JOB))
     why = "A row above it in the table leaves less than a tenth free."
     return best if best in options else f"none of these: {best}", why, "Computed"

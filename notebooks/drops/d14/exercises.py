@@ -1,6 +1,4 @@
-"""Drop 14: a layout for 70B on 64 GPUs defended, the real model traced, and the real 4-layer model trained on
-the GPUs or CPU of this machine.
-"""
+"""Drop 14: a layout for 70B on 64 GPUs defended, the real model traced, and a 4-layer model trained."""
 
 from __future__ import annotations
 
@@ -17,9 +15,9 @@ from three_axes.plan import CLUSTERS, FRAMEWORKS, Job, Layout, ModelShape, find_
 
 
 class Defended(NamedTuple):
-    """A defence: the layout; its seconds, bytes and bubble (a share of the step); the set of the axes, of
-    'tp', 'dp' and 'pp', that cross nodes; and the fastest layout with half the network, with a quarter of the
-    batch, with TP 16, and of FSDP alone: None where none fits.
+    """A defence of the layout `cut`. seconds: of a step. memory: bytes. bubble: a share of the step. crosses:
+    the axes, of 'tp', 'dp' and 'pp', that cross nodes. The others: the fastest layout with half the network,
+    with a quarter of the batch, with TP 16, and of FSDP alone; None where none fits.
     """
 
     cut: Cut
@@ -148,8 +146,8 @@ class _OneByOne(Asked):
         if mine.error:
             return super().judged(mine, does)
         truth = does("")
-        if said := self._form(mine, truth):
-            return said
+        if wrong_form := self._form(mine, truth):
+            return wrong_form
         for field, question in QUESTIONS.items():
             one, ours = _only(mine, field), _only(truth, field)
             if one.differs_in(ours, self.alike):
@@ -170,7 +168,7 @@ class _OneByOne(Asked):
             self.reads = reads
 
     def _where(self, mine: Run, truth: Run, parts: str) -> str:
-        return ""  # `judged` says it
+        return ""  # `judged` writes this text
 
     def _at(self, field: str, mine: Run, truth: Run) -> str:
         """A sentence on the first job in which a field is wrong, and on the reader's answer."""
