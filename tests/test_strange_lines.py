@@ -194,5 +194,5 @@ def imported():
 
 
 @given(cases())
-def test_whatever_strangers_give_is_answered_or_refused(tmp_path_factory, imported, case):
+def test_any_command_line_and_file_is_answered_or_refused(tmp_path_factory, imported, case):
     assert fault(*case, tmp_path_factory.mktemp("strange")) == ""

@@ -130,7 +130,7 @@ def imports(file: Path, nodes: Iterable[ast.AST]) -> set[str]:
 
 
 @pytest.mark.parametrize("part", MAY)
-def test_arrows_run_one_way(part):
+def test_imports_go_in_one_direction(part):
     files = [file for file in FILES if part_of(name_of(file)) == part and "bench" not in file.parts]
     assert files
     for file in files:
@@ -154,7 +154,7 @@ def names(file: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("towards, files", [(loads, FILES), (names, FILES)])
-def test_no_module_needs_itself(towards, files):
+def test_no_module_imports_itself_through_others(towards, files):
     open_, done = [], set()
 
     def visit(file):
@@ -187,7 +187,7 @@ def public(room: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("room", DOORS)
-def test_a_door_has_what_it_shows(room):
+def test_a_package_has_the_names_that_it_exports(room):
     for module, name in public(room):
         shown = getattr(importlib.import_module(room), name)
         if f"{room}.{module}" in MODULES:  # of two modules with the same name the door would have only one
@@ -197,7 +197,7 @@ def test_a_door_has_what_it_shows(room):
         assert name in dir(importlib.import_module(room)), "completion by Tab does not know it"
 
 
-def test_rooms_show_few_names():
+def test_packages_export_few_names():
     assert sum(len(public(room)) for room in ROOMS) == MOST
 
 
@@ -215,7 +215,7 @@ def sources(part: str) -> Iterable[tuple[str, ast.Module]]:
 
 
 @pytest.mark.parametrize("part", ["helpers", "drops", "tools", "notebooks"])
-def test_who_is_outside_comes_in_by_the_door(part):
+def test_other_packages_use_only_exported_names(part):
     """Benches use modules inside the planner, as its tests do."""
     for name, source in sources(part):
         modules = {}
@@ -242,7 +242,7 @@ PRIVATE = re.compile(
 )
 
 
-def test_private_names_of_pytorch_stand_in_one_file():
+def test_private_names_of_pytorch_are_in_one_file():
     for file in FILES:
         if file.name != "pytorch_private.py" and "bench" not in file.parts:
             lines = [line for line in file.read_text().splitlines() if PRIVATE.search(line.split("  #")[0])]
@@ -284,7 +284,7 @@ def test_files_stay_small_enough_to_be_read():
         assert len(file.read_text().splitlines()) <= 650, file
 
 
-def test_an_heirs_path_reaches_the_machine_and_what_is_new_has_few_places():
+def test_the_architecture_page_names_existing_files_and_few_places_for_new_code():
     text = (ROOT / "docs" / "architecture.md").read_text()
     path = text.split("## To learn")[1].split("\n## ")[0]
     files = re.findall(r"^\| \[.*?\]\(\.\./(.*?)\) \|", path, re.M)

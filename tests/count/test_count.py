@@ -38,7 +38,7 @@ from three_axes.plan.traffic import calls
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_block_is_counted_and_nothing_beside_it(world):
+def test_a_block_is_counted_and_nothing_outside_it(world):
     def block():
         dist.all_reduce(torch.ones(7))
         with counting() as traffic:
@@ -125,7 +125,7 @@ def test_a_timeline_can_be_saved(world, tmp_path):
     assert len(sent) == 8 and len({e["tid"] % 1000 for e in sent}) == 2  # two spans at once need two rows
 
 
-def test_what_a_rank_keeps_and_counts():
+def test_a_rank_keeps_its_state_and_counts_from_where_it_is_asked():
     with pytest.raises(RuntimeError, match=r"rank_state\(\) is for a function that runs on a rank"):
         rank_state()
 
@@ -318,7 +318,7 @@ GO_ON = "a thread runs, so nothing is proven", "a rank is freed by another's end
 
 
 @pytest.mark.parametrize("name", WATCHED)
-def test_what_is_said_of_a_watched_script_and_what_ends_it(tmp_path, name):
+def test_watch_prints_where_ranks_are_and_ends_a_script_that_hangs(tmp_path, name):
     size, script, said = WATCHED[name]
     begin = "import threading, time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
     (tmp_path / "train.py").write_text(f"{begin}rank = dist.get_rank()\nx = torch.ones(3)\n{script}\n")
@@ -328,7 +328,7 @@ def test_what_is_said_of_a_watched_script_and_what_ends_it(tmp_path, name):
     assert done.stdout.count("in this job") == (len(said) > 0), "one block"
 
 
-def test_places_are_told_once_and_again_when_they_change_or_after_a_minute(monkeypatch):
+def test_places_are_printed_once_and_again_when_they_change_or_after_a_minute(monkeypatch):
     clock, said = SimpleNamespace(now=0.0, monotonic=lambda: clock.now), []
     for module in (watch, standstill):
         monkeypatch.setattr(module, "time", clock)
@@ -363,12 +363,12 @@ def waiting_in(channel: Channel) -> State:
 @pytest.mark.parametrize(
     "channel, gone, frees", [(PAIR, 1, True), (PAIR, 2, False), (MESSAGE, 1, True), (MESSAGE, 2, False)]
 )
-def test_the_end_of_a_process_frees_who_is_in_an_operation_with_it(channel, gone, frees):
+def test_the_end_of_a_process_may_free_the_ranks_of_its_operation(channel, gone, frees):
     told = {0: waiting_in(channel), gone: State(9, Look(1, ended=True))}
     assert may_be_freed(told) is frees
 
 
-def test_what_ranks_bring_to_one_collective_is_held_against_each_other():
+def test_unequal_arguments_of_one_collective_are_found():
     oldest = {"channel": PAIR, "nth": 3, "brought": "all_reduce of float32[2]"}
     one = State(1, Look(1), ahead=Ahead(12, 2, oldest), begun={PAIR: [(12, "barrier")]})
     other = State(1, Look(1), begun={PAIR: [(2, "barrier"), (3, "all_reduce of float32[3]")]})
@@ -377,7 +377,7 @@ def test_what_ranks_bring_to_one_collective_is_held_against_each_other():
     assert not [*unlike({0: one, 1: other._replace(begun={PAIR: other.begun[PAIR][:1]})})]
 
 
-def test_a_report_from_the_store_is_data():
+def test_a_report_from_the_store_holds_only_known_classes():
     (told, missing) = (counter.RankReport(Report(rows=[CollectiveCount("send", "dp")]), rank=1), object())
     store = SimpleNamespace(wait=lambda *_: None, get=lambda rank: pickle.dumps([missing, told][int(rank)]))
     with counting() as traffic:
@@ -387,7 +387,7 @@ def test_a_report_from_the_store_is_data():
     assert traffic._counter.report_of(0, 0) is None, "a class that no report has"
 
 
-def test_what_had_not_ended_is_said():
+def test_collectives_that_had_not_ended_are_mentioned():
     with counting() as traffic:
         pass
     traffic._mine.report.under_way = 3
@@ -395,7 +395,7 @@ def test_what_had_not_ended_is_said():
     assert any(said in sentence for sentence in traffic.between_ranks())
 
 
-def test_of_ranks_that_shared_a_gpu_no_rank_is_said_to_wait():
+def test_no_waiting_is_reported_of_ranks_that_shared_a_gpu():
     with counting() as traffic:
         pass
     traffic.between_ranks()  # gathers the reports of all ranks
@@ -411,7 +411,7 @@ def test_of_ranks_that_shared_a_gpu_no_rank_is_said_to_wait():
 
 
 @pytest.mark.slow
-def test_the_documented_run_is_what_it_says(tmp_path):
+def test_the_documented_run_prints_what_the_manual_shows(tmp_path):
     page = (ROOT / "docs" / "counting.md").read_text()
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.M | re.S)
     for name, kind in (("config.json", "json"), ("train.py", "python")):
@@ -434,7 +434,7 @@ def test_the_documented_run_is_what_it_says(tmp_path):
         (["train.py"], "called no collective in the process that was counted. Ranks that a script starts"),
     ],
 )
-def test_what_cannot_be_counted_is_said(tmp_path, arguments, sentence):
+def test_a_run_that_cannot_be_counted_gets_a_sentence(tmp_path, arguments, sentence):
     (tmp_path / "train.py").write_text("print('nothing')")
     done = counted(tmp_path, *arguments, ranks=1)
     assert sentence in done.stdout + done.stderr and "Traceback" not in done.stderr
@@ -474,7 +474,7 @@ PIPED = dict(dp=4, pp=2, microbatch=1)
         (dict(dp=8), lambda rows: [*rows, CollectiveCount("all_reduce", "dp", 1, 4, 8)], "agree"),
     ],
 )
-def test_differences_have_words(layout, change, phrase):
+def test_differences_from_the_prediction_are_explained(layout, change, phrase):
     layout = TITAN.layout(**{"microbatch": 4} | layout, zero=3)
     job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=2048, framework=TITAN)
     table, words = against(change(as_predicted(job, layout)), job, layout)
@@ -495,7 +495,7 @@ def more(rows, op: str, factor: float, types: str = "bfloat16"):
     return rows
 
 
-def test_while_a_graph_is_captured_no_work_is_asked(monkeypatch):
+def test_while_a_cuda_graph_is_captured_no_work_is_queried(monkeypatch):
     """While a CUDA graph is captured, no Work may be asked whether it has completed: that ends the capture
     with an error.
     """

@@ -38,7 +38,7 @@ def rank(*begun, stands=None, needs=(), every=True, brought="all_reduce of float
     return Look(0, waits, stands is None, dict(moves.begun))
 
 
-def test_who_waits_for_whom_is_told_in_words():
+def test_a_proof_says_which_rank_waits_for_which():
     sends = [rank(message("send", r, (r + 1) % 3), stands=[0], needs=((r + 1) % 3,)) for r in range(3)]
     proof = prove(sends)
     assert (proof.kind, proof.ranks) == ("cycle", [0, 1, 2])
@@ -58,7 +58,7 @@ def test_who_waits_for_whom_is_told_in_words():
     )
 
 
-def test_why_they_never_meet_though_they_look_so():
+def test_a_proof_says_why_operations_never_match():
     def proven(*channels):
         return str(prove([rank(c, stands=[0], needs=(1 - r,)) for r, c in enumerate(channels)]))
 
@@ -70,7 +70,7 @@ def test_why_they_never_meet_though_they_look_so():
     assert proven(sends, message("send", 1, 0)).endswith("everybody sends before anybody receives.")
 
 
-def test_only_the_smallest_set_is_named():
+def test_only_the_smallest_set_of_ranks_is_named():
     looks = [
         rank(ALL, stands=[0], needs=(1, 2)),
         rank(message("recv", 2, 1), stands=[0], needs=(2,)),
@@ -86,7 +86,7 @@ def test_only_the_smallest_set_is_named():
     assert prove(of_three + of_two).ranks == [3, 4]
 
 
-def test_a_rank_that_moved_never_looks_as_before():
+def test_each_step_of_a_rank_raises_its_count_of_moves():
     moves, seen = Moves(), []
     for step in (
         lambda: moves.begin(ALL, ""),
@@ -99,7 +99,7 @@ def test_a_rank_that_moved_never_looks_as_before():
     assert seen == sorted(set(seen))
 
 
-def test_who_has_finished_never_comes():
+def test_a_rank_that_has_finished_never_comes():
     stuck = rank(ALL, ALL, stands=[1], needs=(0, 1))
     proof = prove([rank(ALL), rank(ALL), stuck])
     assert (proof.kind, proof.ranks) == ("absent", [2])
@@ -107,7 +107,7 @@ def test_who_has_finished_never_comes():
     assert prove([rank(ALL), rank(ALL), rank(ALL, stands=[0], needs=(0, 1))]) is None
 
 
-def test_what_does_not_fit_is_told_where_all_stand():
+def test_unequal_collectives_are_proven_only_if_all_their_ranks_wait():
     meets = [
         rank(ALL, stands=[0], needs=(1, 2)),
         rank(ALL, stands=[0], needs=(0, 2), brought="barrier"),
@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_told_where_all_stand():
     assert prove(told) is None, "PyTorch lets it pass, or raises"
 
 
-def test_a_receive_from_anybody_may_have_taken_the_message_that_seems_not_to_fit():
+def test_a_receive_from_any_rank_may_have_taken_the_message_that_seems_not_to_fit():
     takes = message("recv_any", None, 1)
     looks = [
         rank(message("send", 0, 1), stands=[0], needs=(1,), brought="8 float32"),
@@ -146,7 +146,7 @@ def test_a_receive_from_anybody_may_have_taken_the_message_that_seems_not_to_fit
     ],
     ids=["one was not seen", "one of two may end"],
 )
-def test_what_may_still_end_is_not_proven(looks):
+def test_a_wait_that_may_still_end_is_not_proven(looks):
     assert prove(looks) is None
 
 
@@ -181,7 +181,7 @@ def without(op: str, root: int, missing: int) -> None:
 
 
 @pytest.mark.parametrize("op", ["broadcast", "reduce", "gather", "scatter", "all_reduce", "all_to_all"])
-def test_who_can_leave_without_whom(world, op):
+def test_which_ranks_end_a_collective_without_a_missing_rank(world, op):
     for root in (0, 2):
         for missing in range(4):
             with pytest.raises(RankError) as caught:
@@ -230,7 +230,7 @@ def called_by_one():
 
 
 @pytest.mark.parametrize("fn", [received_by_nobody, sent_by_nobody, called_by_one])
-def test_what_nobody_waits_for_stops_nobody(world, fn, capsys):
+def test_an_operation_that_no_rank_waits_for_stops_no_rank(world, fn, capsys):
     """A program ends although one of its operations can never end, if no rank waits for that operation. It
     also ends in PyTorch alone.
     """
@@ -254,7 +254,7 @@ def waited_for_beside_it():
         dist.recv(torch.ones(3), 0)
 
 
-def test_it_hides_no_hang(world):
+def test_an_operation_without_a_wait_hides_no_hang(world):
     with pytest.raises(RankError) as caught:
         world.run(waited_for_beside_it)
     assert caught.value.kind == "deadlock" and 1 in caught.value.ranks

@@ -180,7 +180,7 @@ def test_a_traceback_begins_with_the_scripts_own_line(tmp_path):
         assert "train.py" in lines[0] and "in fails" in lines[1]
 
 
-def test_what_it_cannot_play_is_refused(tmp_path):
+def test_a_use_of_cuda_that_cpus_cannot_replace_is_refused(tmp_path):
     (tmp_path / "train.py").write_text("import torch\ntorch.cuda.CUDAGraph()")
     done = forked.command("three_axes", "count", "--cpu", "train.py", cwd=tmp_path)
     assert done.returncode and "--cpu has no answer for what this line asks of CUDA" in done.stderr
@@ -194,7 +194,7 @@ def test_what_it_cannot_play_is_refused(tmp_path):
         ("pp=2,tp=2", "is of 4 ranks"),
     ],
 )
-def test_axes_that_are_none_are_refused(tmp_path, axes, sentence):
+def test_wrong_axes_are_refused(tmp_path, axes, sentence):
     (tmp_path / "train.py").write_text("")
     done = forked.command("three_axes", "count", "--axes", axes, "train.py", cwd=tmp_path, ranks=2)
     assert done.returncode == 2 and sentence in done.stderr

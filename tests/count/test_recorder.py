@@ -141,7 +141,7 @@ def test_bytes_belong_to_what_was_alone_under_way(told):
     assert report.not_waited == 1
 
 
-def test_the_greeting_of_a_group_is_no_collectives(told):
+def test_bytes_that_form_a_group_belong_to_no_collective(told):
     recorder = Recorder()
     recorder.counter.hidden = {"greeted": 900}
     recorder.waited(issue(recorder, call(), sends=600), 0.0)
@@ -152,7 +152,7 @@ def test_the_greeting_of_a_group_is_no_collectives(told):
     assert row.wire == 600 and recorder.counter.hidden
 
 
-def test_what_moves_past_the_operating_system_is_not_known(told):
+def test_bytes_that_the_operating_system_does_not_count_are_unknown(told):
     told.interposer.fabric = SimpleNamespace(late=9)  # operations that ended too late on an emulated network
     recorder = Recorder()
     assert told.interposer.fabric.late == 0
@@ -210,7 +210,7 @@ def test_a_tensor_may_be_waited_for_after_its_collective_has_ended(told):
     assert recorder.not_waited() == 2
 
 
-def test_what_is_not_known_of_the_wire_is_never_0(told):
+def test_unknown_bytes_on_the_wire_are_never_0(told):
     recorder = Recorder()
     work = issue(recorder, call(), sends=10)
     assert [row.wire for row in recorder.counted_so_far()] == [None]
@@ -227,7 +227,7 @@ def test_what_is_not_known_of_the_wire_is_never_0(told):
     assert report.under_way == 1 and report.not_waited == 3, "a bucket is waited for in C++"
 
 
-def test_it_stands_in_what_it_waits_for(told, monkeypatch):
+def test_a_look_has_the_operations_that_the_rank_waits_for(told, monkeypatch):
     monkeypatch.setattr(threads, "is_in_backward", lambda: True)
     recorder = Recorder()
     of_all = Channel("collective", "of two", (4, 5))
@@ -255,7 +255,7 @@ def test_it_stands_in_what_it_waits_for(told, monkeypatch):
     assert "a limit of less than a minute" in recorder.moves.look().why
 
 
-def test_what_pytorch_refused_has_not_begun(told):
+def test_a_collective_that_pytorch_refused_has_not_begun(told):
     recorder = Recorder()
     of_all = Channel("collective", "of two", (4, 5))
     issue(recorder, call("all_gather"))
@@ -273,7 +273,7 @@ def sleeping_thread_of_c() -> None:
     C.pthread_create(ctypes.byref(ctypes.c_ulong()), None, C.sleep, ctypes.c_void_p(3))
 
 
-def test_what_was_there_before_the_first_line_forbids_no_proof(told):
+def test_a_thread_from_before_the_recorder_prevents_no_proof(told):
     """A thread that exists before the recorder starts does not prevent a proof: neither a Python thread nor a
     native thread that has the process's name.
     """
@@ -335,7 +335,7 @@ def process(*_):
         (handler_of_c, "has a handler of SIGUSR2"),
     ],
 )
-def test_what_has_come_since_forbids_it(begins, why):
+def test_a_later_thread_timer_handler_or_process_prevents_a_proof(begins, why):
     before, over = threads.Before(), threading.Event()
     assert before.since() == ""
     ends = begins(over)
@@ -363,7 +363,7 @@ def test_the_works_of_a_batch_end_together(told):
     assert recorder.stop().peak_in_flight == 800 and recorder.calm()
 
 
-def test_what_each_brought_is_remembered_up_to_a_number(told):
+def test_the_last_operations_of_each_channel_are_remembered(told):
     recorder = Recorder()
     issue(recorder, call("send", root=1))
     issue(recorder, call("broadcast", root=1))
@@ -383,7 +383,7 @@ def test_what_each_brought_is_remembered_up_to_a_number(told):
     assert begun[of_all].count == moves.KEPT and begun[of_all].brought(moves.KEPT + 1) is None
 
 
-def test_the_box_has_the_last_collective_after_the_process(told):
+def test_the_box_holds_the_last_collective_for_other_processes(told):
     seen = []
     with tempfile.TemporaryFile() as file:
         recorder = Recorder(box=file.fileno())
@@ -421,7 +421,7 @@ def test_an_uneven_all_to_all_keeps_its_own_part():
     assert must_send("alltoall_base_", (0, 0, 0, 0, [1, 3]), 8.0, 2, 0, 0) == 6
 
 
-def test_one_that_is_off_counts_nothing(told):
+def test_a_recorder_that_is_off_counts_nothing(told):
     recorder = Recorder(on=False)
     recorder.counter.hidden = {"greeted": 900}
     recorder.look(GROUP)

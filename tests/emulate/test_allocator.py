@@ -59,7 +59,7 @@ def test_empty_segments_go_back_and_one_tensor_keeps_a_whole_one():
     assert a.allocated == 2 * MIB
 
 
-def test_its_sizes_scale():
+def test_the_allocators_sizes_scale_with_a_unit():
     a = CachingAllocator(1e6, unit=1024)
     a.take(1, 1024)
     assert a.reserved == 2048

@@ -31,7 +31,7 @@ def test_a_tensor_too_many_is_an_error_of_its_rank(tight):
     assert tight.run(lambda: torch.zeros(2_000_000).numel()) == [2_000_000] * 2
 
 
-def test_it_says_what_held_the_memory(tight):
+def test_the_error_says_what_held_the_memory(tight):
     def train():
         model = torch.nn.Linear(500, 1000, bias=False)
         optimizer = torch.optim.AdamW(model.parameters())

@@ -94,7 +94,7 @@ def test_two_at_once_share_the_line(eight):
     takes(eight, 2 * hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW), both)
 
 
-def test_it_begins_when_the_last_has_come(eight):
+def test_a_collective_begins_when_the_last_rank_has_come(eight):
     def late():
         def run():
             time.sleep(0.1 if dist.get_rank() == 3 else 0)
@@ -105,7 +105,7 @@ def test_it_begins_when_the_last_has_come(eight):
     takes(eight, 0.1 + hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW), late)
 
 
-def test_what_waits_meanwhile_can_compute(eight):
+def test_a_rank_can_compute_while_a_collective_runs(eight):
     def overlapped():
         def run():
             work = dist.all_reduce(torch.ones(50_000), async_op=True)
@@ -129,7 +129,7 @@ def test_values_and_bytes_are_real(eight):
     assert eight.traffic.wire[0] is None or eight.traffic.wire[0] > 2 * 7 / 8 * 40_000
 
 
-def test_ddp_and_fsdp_feel_it(eight):
+def test_ddp_and_fsdp_are_held_back(eight):
     def step(kind):
         model = torch.nn.Linear(200, 100, bias=False)
         if kind == "ddp":
@@ -150,7 +150,7 @@ def test_ddp_and_fsdp_feel_it(eight):
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_stop_does_not_wait_for_it(eight, begun):
+def test_a_stop_does_not_wait_for_a_delayed_operation(eight, begun):
     """When a rank raises, the world stops without waiting for a delayed operation. This holds also if all
     ranks have started the operation (`begun`).
     """
@@ -174,7 +174,7 @@ def test_a_stop_does_not_wait_for_it(eight, begun):
     takes(eight, expected, timed, "all_reduce", 50_000, list(range(8)))
 
 
-def test_a_pipeline_of_stand_ins_keeps_its_schedule_on_it(eight):
+def test_a_pipeline_of_stand_ins_takes_what_its_schedule_says(eight):
     def step():
         group = dist.new_group([0, 1])
         if dist.get_rank() > 1:
@@ -194,11 +194,11 @@ def test_what_is_no_fabric_is_refused():
         World(2, fabric=SLOW, counted=False)
 
 
-def test_it_says_that_it_is_emulated(eight):
+def test_a_world_says_that_its_network_is_emulated(eight):
     assert "on an emulated network (two slow nodes, 4 ranks to a node)" in repr(eight)
 
 
-def test_who_waits_inside_cpp_hears_of_a_failure_too(eight):
+def test_a_rank_that_waits_in_cpp_is_stopped_by_a_failure(eight):
     def functional():
         import torch.distributed._functional_collectives as fc
 
@@ -287,11 +287,11 @@ def test_many_groups_leave_no_threads(eight):
         ([(3.0, 10.0), (0.0, 10.0)], [4.0, 1.0]),
     ],
 )
-def test_what_passes_an_uplink_at_once_shares_it(passing, ends):
+def test_messages_share_an_uplink(passing, ends):
     assert ends_of(passing, 10.0) == pytest.approx(ends)
 
 
-def test_what_leaves_a_node():
+def test_bytes_that_leave_a_node():
     assert leaving("all_reduce", 8.0, [0, 4], SLOW) == {0: 8.0, 1: 8.0}
     assert leaving("all_reduce", 8.0, range(8), SLOW) == {0: 14.0, 1: 14.0}
     assert leaving("all_to_all", 8.0, range(8), SLOW) == {0: 16.0, 1: 16.0}

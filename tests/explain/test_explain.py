@@ -105,7 +105,7 @@ def test_the_slowest_of_several_ranks(tmp_path):
         explain([files[0], write(tmp_path / "other.json", by_hand(), distributedInfo={"rank": 1})])
 
 
-def test_who_came_last_is_told_from_the_transfer(tmp_path):
+def test_waiting_for_a_late_rank_is_separated_from_the_transfer(tmp_path):
     """Ten meetings: rank 1 comes 300 µs late, and each takes 50 µs once both are there."""
 
     def of_rank(rank: int, late: float, n: int = 10) -> str:
@@ -155,7 +155,7 @@ def test_a_step_is_as_long_as_its_mark_where_the_gpu_keeps_up(tmp_path):
     assert seconds(100) == pytest.approx(2e-3) and seconds(1500) == pytest.approx(1.8e-3)
 
 
-def test_devices_that_are_not_read_are_said(tmp_path):
+def test_devices_that_are_not_read_are_mentioned(tmp_path):
     events = [x("mtia_runtime", "launch", 0, 5), x("cpu_op", "aten::mm", 0, 100)]
     assert "not known: what mtia devices did" in repr(explain([write(tmp_path / "t.json", events)]))
 
@@ -293,7 +293,7 @@ def test_what_a_kernels_name_does_not_say_is_unknown(tmp_path):
         ("Memset (Device)", "copies on the device", "copies within the GPU that nothing hides"),
     ],
 )
-def test_copies_within_the_device_are_told_from_those_to_the_host(tmp_path, name, part, advice):
+def test_copies_within_the_device_are_separated_from_copies_to_the_host(tmp_path, name, part, advice):
     kind = "gpu_memset" if name.startswith("Memset") else "gpu_memcpy"
     events = [x("kernel", "gemm", 0, 100), x(kind, name, 100, 300)]
     made = explain([write(tmp_path / "t.json", events)])
@@ -302,7 +302,7 @@ def test_copies_within_the_device_are_told_from_those_to_the_host(tmp_path, name
     assert advice in made.advice[0].text
 
 
-def test_without_a_backward_nobody_is_told_of_microbatches(tmp_path):
+def test_without_a_backward_no_advice_names_microbatches(tmp_path):
     def advised(*operators: str) -> str:
         cpu = [x("cpu_op", name, 10 * i, 5, 1) for i, name in enumerate(operators)]
         sent = [nccl("send", "pp", 500, 1000 * i, took) for i, took in ((1, 20), (2, 300))]

@@ -38,7 +38,7 @@ DEEP = "[" * 100_000
         ("1" * 5000, "has no kernels" if sys.version_info < (3, 11) else "a number of thousands of digits"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_sentence(tmp_path, capsys, change, sentence):
+def test_an_impossible_event_is_refused_in_one_sentence(tmp_path, capsys, change, sentence):
     event = change if isinstance(change, str) else json.dumps(x("kernel", "gemm", 0, 10) | change)
     file = tmp_path / "trace.json"
     file.write_text(f'{{"traceEvents": [{event}]}}')
@@ -47,7 +47,7 @@ def test_what_cannot_be_is_said_in_one_sentence(tmp_path, capsys, change, senten
     assert sentence in error and len(error.splitlines()) == 1 and error.rstrip("\n").isprintable()
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path, capsys):
+def test_a_path_that_is_no_file_is_refused_at_once(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
     for name, sentence in (
         ("", "no .json and no .json.gz"),
@@ -58,7 +58,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, capsys):
         assert sentence in capsys.readouterr().err
 
 
-def test_names_of_a_trace_do_not_steer_the_terminal(tmp_path, capsys):
+def test_names_in_a_trace_do_not_control_the_terminal(tmp_path, capsys):
     file = tmp_path / "trace.json"
     sent = nccl("allreduce", "\x1b[2Jtp\n", 1000, 0, 50)
     file.write_text(json.dumps([sent, x("kernel", "gemm", 50, 10)]))
@@ -67,7 +67,7 @@ def test_names_of_a_trace_do_not_steer_the_terminal(tmp_path, capsys):
     assert "exposed �[2Jtp�" in printed and "\x1b" not in printed
 
 
-def test_who_reads_a_part_only_is_left_in_peace(tmp_path, monkeypatch):
+def test_a_closed_pipe_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "trace.json").write_text(json.dumps(by_hand()))
     read, write = os.pipe()
     os.close(read)
@@ -80,7 +80,7 @@ STRANGE = st.sampled_from([None, True, -1, 0, 2**70, HUGE, math.nan, "", "x", []
 
 
 @given(st.lists(st.tuples(st.integers(0, 17), st.integers(0, 20), STRANGE), min_size=1, max_size=4), STRANGE)
-def test_whatever_stands_in_a_trace_it_is_explained_or_refused(tmp_path_factory, changes, beside):
+def test_a_trace_with_any_values_is_explained_or_refused(tmp_path_factory, changes, beside):
     """An event, one of its fields or arguments, and what stands there instead."""
     events = by_hand()
     for number, place, value in changes:
@@ -107,7 +107,7 @@ def test_whatever_stands_in_a_trace_it_is_explained_or_refused(tmp_path_factory,
     ],
     ids=str.split("syntax encoding digits overflow nan deep deeper large"),
 )
-def test_a_json_file_that_cannot_be_is_refused(tmp_path, monkeypatch, content, sentence):
+def test_an_invalid_json_file_is_refused(tmp_path, monkeypatch, content, sentence):
     file = tmp_path / "given.json"
     if content[:1] == " ":
         monkeypatch.setattr(foreign, "LARGEST", 1000)

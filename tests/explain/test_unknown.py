@@ -83,14 +83,14 @@ def test_idle_has_no_cause_where_launches_are_missing(tmp_path):
         (300, "what it waits for is not in the trace"),
     ],
 )
-def test_idle_behind_a_launch_is_told_by_its_length(tmp_path, gap, said):
+def test_idle_time_after_a_launch_is_explained_by_its_length(tmp_path, gap, said):
     events = [e for i in range(10) for e in launched(i, 2 * i - 100, (100 + gap) * i, 100, call=1)]
     made = explained(tmp_path, events)
     assert made.splits[0].parts["idle"] == pytest.approx(9 * gap / 1e6)
     assert said in made.advice[0].text and "synchronisation" not in repr(made)
 
 
-def test_a_long_call_of_cuda_is_not_pythons(tmp_path):
+def test_a_long_call_of_cuda_is_not_counted_as_python(tmp_path):
     events = launched(1, 0, 10, 1000)
     events += [x("cuda_runtime", "cudaMalloc", 1100, 5000, 1, correlation=2), *launched(3, 6200, 6210, 1000)]
     made = explained(tmp_path, events)
@@ -151,7 +151,7 @@ def test_every_name_has_its_source():
         assert not row["operation"] or row["does"] == COMMUNICATES
 
 
-def test_what_is_not_recognised_has_a_row(tmp_path):
+def test_kernels_that_are_not_recognised_have_a_row(tmp_path):
     """Of 1,000 µs a stranger takes 200, of which 100 beside a collective; another takes less than 1 %."""
     events = marked(1000) + launched(1, 0, 0, 500)
     events += launched(2, 5, 500, 200, "void secret::exchange<8>(int*)")
@@ -224,7 +224,7 @@ def test_advice_has_the_figure_of_its_row(tmp_path):
     assert one.seconds == pytest.approx(150e-6)
 
 
-def test_a_bubble_is_not_told_twice(tmp_path):
+def test_a_bubble_is_not_counted_twice(tmp_path):
     sent = [nccl("send", "pp", 500, 600, 50), nccl("send", "pp", 500, 700, 250)]
     made = explained(tmp_path, marked(1000) + launched(1, 0, 0, 600) + sent)
     assert [round(1e6 * a.seconds) for a in made.advice if "waiting" not in a.text][:2] == [200, 100]
@@ -240,13 +240,13 @@ def test_calls_are_of_a_step_only_where_steps_are_known(tmp_path):
     assert "calls a step" in repr(within) and "36 a step of 2.00 kB" in repr(within)
 
 
-def test_many_small_messages_are_told_only_where_they_take_the_time(tmp_path):
+def test_advice_on_small_messages_is_given_only_where_they_take_the_time(tmp_path):
     sent = [nccl("allreduce", "dp", 1000, 600 + i, 0.5) for i in range(40)]
     sent += [nccl("allreduce", "dp", 10**8, 650 + 100 * i, 100) for i in range(3)]
     assert "join them" not in repr(explained(tmp_path, marked(1000) + launched(1, 0, 0, 600) + sent))
 
 
-def test_there_is_nothing_to_hide_under(tmp_path):
+def test_advice_says_if_no_computation_can_hide_a_collective(tmp_path):
     events = marked(1000) + launched(1, 0, 0, 3) + [nccl("all_gather", "dp", 10**6, 3, 990)]
     text = explained(tmp_path, events).advice[0].text
     assert "there is nothing to hide it under, for only 0.0 of 1.0 ms are computed" in text
@@ -270,7 +270,7 @@ def test_a_difference_below_a_hundredth_makes_no_rank_the_slowest(tmp_path):
     assert not any("works longer" in advice.text for advice in strange.advice)
 
 
-def test_nobody_is_told_to_wait_in_an_all_to_all(tmp_path):
+def test_no_waiting_is_reported_in_an_all_to_all(tmp_path):
     def of(rank: int, op: str) -> list[dict]:
         sent = nccl(op, "ep", 1000, 100, 300 if rank else 50)
         sent["args"]["Process Group Name"] = "7"
@@ -296,13 +296,13 @@ def test_graphs_are_not_advised_where_they_are_used(tmp_path):
     assert "CUDA graphs" not in repr(explained(tmp_path, apart + late + graph))
 
 
-def test_what_is_not_recognised_may_hide_a_collective(tmp_path):
+def test_kernels_that_are_not_recognised_may_hide_a_collective(tmp_path):
     sent = nccl("all_gather", "dp", 10**6, 500, 500)
     text = explained(tmp_path, marked(1000) + launched(1, 0, 0, 500, "_fwd_kernel") + [sent]).advice[0].text
     assert "nothing to hide" not in text
 
 
-def test_several_gpus_of_one_process_are_not_told_apart(tmp_path):
+def test_several_gpus_of_one_process_are_not_separated(tmp_path):
     kernels = [x("kernel", "gemm", 0, 100) | {"pid": gpu} for gpu in (0, 1)]
     shown = repr(explained(tmp_path, kernels))
     assert "not known: what each of the 2 GPUs of rank 0 did" in shown
@@ -319,7 +319,7 @@ def test_several_gpus_of_one_process_are_not_told_apart(tmp_path):
         (["a_12.345.pt.trace.json", "a_13.345.pt.trace.json"], [0, 1], False),
     ],
 )
-def test_where_ranks_may_have_shared_a_gpu_that_is_said(tmp_path, names, gpus, doubt):
+def test_a_gpu_that_ranks_may_have_shared_is_mentioned(tmp_path, names, gpus, doubt):
     """The file's name is what `tensorboard_trace_handler` gives it."""
     files = []
     for rank, (name, gpu) in enumerate(zip(names, gpus)):

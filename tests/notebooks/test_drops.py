@@ -120,7 +120,7 @@ def waiting(seconds: float, bubble: float = 0.0) -> SimpleNamespace:
         (lambda: b1.answer(SimpleNamespace(peak=lambda rank: 3 * b1.BLOCK)), "none of these: 3"),
     ],
 )
-def test_where_no_option_fits_a_guess_is_told_what_was_measured(answer, told):
+def test_a_guess_is_answered_by_an_option_or_by_what_was_measured(answer, told):
     option, *why = answer()
     assert option == told
     guess = predict("How much?", "a", "b", *([] if told.startswith("none of these: ") else [told]))
@@ -157,7 +157,7 @@ def test_a_readers_first_line_is_answered_in_a_sentence(drop, answer):
         assert asked(wrong).kind == "wrong" and f"{wrong:,} is not the number. " in asked(wrong).text
 
 
-def test_a_first_layout_of_drop_13_can_be_or_the_sentence_says_why_not():
+def test_the_first_layout_of_drop_13_is_right_or_refused_with_a_reason():
     right = d13.first_line(d=8, t=2, p=2)
     assert right.kind == "right" and "`plan.why(dp=8, tp=2, pp=2)`" in right.text
     assert d13.first_line(d=..., t=2, p=2).kind == "not started"

@@ -51,7 +51,7 @@ def test_there_are_enough_cards_and_none_twice():
     assert all(len(c.front) < 150 and len(c.back) < 220 for c in deck)
 
 
-def test_what_is_not_known_comes_again():
+def test_a_card_that_was_not_known_comes_again():
     deck = cards.deck(1)
     first, n = deck.top, len(deck.left)
     deck.show()
@@ -288,7 +288,7 @@ def test_the_course_knows_what_comes_next_and_what_went_wrong_last_time(monkeypa
     assert onward.after(b1.mesh.name, b1.__name__)[1].startswith("../01_")
 
 
-def test_a_drop_can_be_tested_out(monkeypatch, tmp_path, capsys):
+def test_a_drop_can_be_skipped_by_its_exercises(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
     cells = []
     shell = SimpleNamespace(set_next_input=cells.append, user_ns={"In": cells})
@@ -442,7 +442,7 @@ def test_a_class_answers_the_quiz_and_sees_its_gain(monkeypatch, tmp_path, capsy
     assert main(["class", "quiz", "after"]) == 2 and "nothing of it is kept" in capsys.readouterr().err
 
 
-def test_a_student_can_neither_stop_the_class_nor_steer_who_reads(tmp_path, capsys):
+def test_a_students_file_can_neither_stop_the_class_nor_control_the_terminal(tmp_path, capsys):
     given = {"exercises": {"=exercise\x1b[2J": {"tries": 1, "mistakes": {"@mistake": 1}}}}
     (tmp_path / "+good\x1b[2J.json").write_text(json.dumps(given))
     (tmp_path / "digits.json").write_text(f'{{"a": {{"tries": {10**400}}}}}')

@@ -33,7 +33,7 @@ def test_groups_partition_the_ranks_and_hold_one_coordinate_free(sizes):
     )
 
 
-def test_it_is_the_grid_that_pytorch_makes(world):
+def test_groups_are_those_of_pytorchs_mesh(world):
     def mesh():
         from helpers import toy
 
@@ -56,6 +56,6 @@ def test_a_rank_off_the_grid_is_refused():
         Placement({"dp": 2, "pp": 2, "tp": 2}).coordinates(8)
 
 
-def test_with_cp_those_of_the_same_weights_are_counted_over_both_axes():
+def test_with_cp_the_ranks_of_the_same_weights_are_counted_over_both_axes():
     assert Layout(dp=4, cp=2, tp=2).reach("dp", 8) == (4, 2)
     assert Layout(dp=4, cp=4).reach("dp", 8) == (8, 2)

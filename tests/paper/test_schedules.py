@@ -13,7 +13,7 @@ from three_axes.paper.simulation import Stuck, Times, simulate
 SIMPLE = [gpipe, one_f_one_b, zb_h1, zb_h2, zb_v]
 
 
-def test_what_a_picture_is_drawn_from():
+def test_the_rows_and_levels_of_a_picture():
     line = simulate(one_f_one_b(2, 2))
     assert line.levels == [
         [(0, 0), (0, 1), (1, 2), (6, 1), (9, 0)],  # from a forward's start to its backward's end
@@ -174,7 +174,7 @@ def test_messages_between_ranks_take_time():
         assert late == at_once + 0.25 * sends
 
 
-def test_an_order_that_cannot_finish_says_where_it_stands():
+def test_an_order_that_cannot_finish_says_what_each_rank_waits_for():
     first = [Op("F", 0, 0), Op("F", 1, 0), Op("B", 1, 0), Op("B", 0, 0)]
     backward_first = [Op("F", 0, 1), Op("B", 1, 1), Op("F", 1, 1), Op("B", 0, 1)]
     told = "rank 0 can never start B1 of stage 0; rank 1 can never start B1 of stage 1"

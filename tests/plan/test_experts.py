@@ -145,7 +145,7 @@ def test_many_thin_experts_cost_what_a_wide_part_does():
     assert flops(many) == pytest.approx(flops(dense) + router + tiles)
 
 
-def test_layers_of_two_kinds_lie_where_they_should():
+def test_dense_layers_and_expert_layers_are_on_the_right_stages():
     layout = Layout(dp=8, pp=16, ep=8)
     assert [int(layers_on_rank(V3, layout, r)) for r in range(16)] == [4] * 15 + [1]
     assert [int(c) for _, c in kinds_on_rank(V3, layout, 0)] == [3, 1]
@@ -284,7 +284,7 @@ def test_a_plan_with_experts_explains_itself():
     assert estimate(made.job, best.layout).step_seconds == pytest.approx(best.seconds)
 
 
-def test_published_strategies_come_in_the_right_order():
+def test_published_strategies_are_ranked_in_the_right_order():
     """For each of four models the planner orders five strategies as published. MFU is within a fifth for at
     least 15 of the 18 printed runs.
     """
@@ -343,7 +343,7 @@ def test_a_dispatch_that_hides_shows_a_fifth():
     assert float(shown("dispatch") / shown()) == pytest.approx(0.2)
 
 
-def test_what_streams_around_experts():
+def test_bytes_that_stream_around_experts():
     """Mixtral, tp 2, ep 2: a rank routes 2048 tokens, two copies of each, and its four experts get
     4096 rows.
     """
@@ -360,7 +360,7 @@ def test_what_streams_around_experts():
         assert (streamed[name, "F"], streamed[name, "I"]) == (forward, backward), name
 
 
-def test_what_latent_attention_keeps():
+def test_tensors_that_latent_attention_keeps():
     """DeepSeek-V3 keeps these numbers a token. If the attention is frozen and has no adapters, it keeps only
     the tensors that its norms and its kernel need.
     """
@@ -375,7 +375,7 @@ def test_what_latent_attention_keeps():
 
 
 @pytest.mark.parametrize("cut, tokens", [(False, 4096), (True, 512)], ids=["whole", "in parts"])
-def test_what_streams_between_the_matrices_of_latent_attention(cut, tokens):
+def test_bytes_that_stream_between_the_matrices_of_latent_attention(cut, tokens):
     """DeepSeek-V3, tp 8: forward reads and writes each number, two bytes each; backward moves twice as many
     bytes. The vectors have 1536 and 512 numbers a token, and sequence parallelism splits them over the ranks.
     The keys have 16 heads of 192 numbers.
@@ -390,7 +390,7 @@ def test_what_streams_between_the_matrices_of_latent_attention(cut, tokens):
         assert (streamed[name, "F"], streamed[name, "I"]) == (4 * numbers, 8 * numbers), name
 
 
-def test_what_gpt_oss_has_beside():
+def test_gpt_oss_has_a_clamp_and_biases_of_experts():
     """For each routed row, the 5,760 results of up are clamped (8 bytes each forward, 15 backward), and the
     2,880 results of down get a bias (12 bytes each forward, 12 backward).
     """

@@ -242,7 +242,7 @@ def test_flags_print_known_names_and_all_of_them():
     assert printed == {framework: set(names.split()) for framework, names in NAMES.items()}
 
 
-def test_accelerate_takes_its_file_and_others_are_told_what_stands_beside(tmp_path):
+def test_accelerate_reads_its_file_and_flags_name_settings_elsewhere(tmp_path):
     from accelerate.commands.config.config_args import load_config_from_file
 
     job = replace(JOB, framework=TITAN)
@@ -316,14 +316,14 @@ def test_four_bits_are_cut_along_no_axis():
     assert {c.layout.ranks == c.layout.dp for c in plan(four, gpus=8).ranked} == {True}
 
 
-def test_a_policy_that_alone_is_asked_for_is_looked_at():
+def test_a_recompute_policy_that_is_the_only_one_is_tried():
     only = replace(JOB, framework=MEGATRON.but(recomputes=("selective",)))
     best = plan(only, gpus=8).best
     assert best.layout.recompute == "selective" and best.seconds == plan(JOB, gpus=8).best.seconds
     assert "recompute-granularity selective" in flags("megatron-lm", only, best.layout)
 
 
-def test_a_gpu_without_bf16_is_said():
+def test_a_gpu_without_bf16_gets_a_warning():
     volta = replace(CLUSTERS["dgx-h100"], device=DEVICES["v100-32gb"])
     small = replace(JOB, model=MODELS["llama-3.2-1b"], cluster=volta)
     assert any("no bf16 on v100-32gb" in said for said in estimate(small, Layout(dp=8)).warnings())

@@ -41,7 +41,7 @@ def test_lines_of_logs(line, amount):
     assert read(f"dp 8 = {line}") == ({"dp": 8}, *amount)
 
 
-def test_a_layout_may_be_said_as_it_is_printed():
+def test_a_printed_layout_can_be_read_back():
     layouts = (
         LAYOUT,
         Layout(dp=8, cp=2, ep=4, zero=3, shard=8, recompute="full", recomputed=5),

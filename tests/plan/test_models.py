@@ -99,7 +99,7 @@ def test_windows_shorten_what_a_token_sees():
     assert model.attended(4096) == pytest.approx((4096 + 2 * seen) / 2, rel=1e-3)
 
 
-def test_the_toy_is_the_toy():
+def test_the_toys_shape_has_the_parameters_of_the_toy():
     assert MODELS["toy"].params == sum(p.numel() for p in toy.ToyTransformer(hidden=256).parameters())
 
 
@@ -213,7 +213,7 @@ def test_what_is_not_modelled_is_refused_and_not_read_as_something_else(read, gi
         read(given if isinstance(given, str) else LLAMA | given)
 
 
-def test_a_file_may_begin_with_a_mark_and_say_what_its_layers_are(read, tmp_path):
+def test_a_file_may_have_a_byte_order_mark_and_describe_its_layers(read, tmp_path):
     path = tmp_path / "C.JSON"
     path.write_text(json.dumps(LLAMA), encoding="utf-8-sig")
     assert find_model(str(path)).params == MODELS["llama-2-7b"].params
@@ -274,7 +274,7 @@ CONFIGS = {  # the published fields
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_their_configurations_are_the_models_by_name(name, read):
+def test_published_configurations_are_the_models_of_that_name(name, read):
     config = CONFIGS[name] | {"tie_word_embeddings": False}
     assert read(config, f"{name}.json") == MODELS[name]
 
@@ -315,7 +315,7 @@ KIMI = CONFIGS["deepseek-v3"] | fields("""
     ],
     ids=lambda given: given["model_type"] if isinstance(given, dict) else "",
 )
-def test_decoders_that_are_usual_ones(read, config, printed):
+def test_files_of_usual_decoders_are_read(read, config, printed):
     """The parameters are those of SmolLM3 3B's and Granite 3.3 8B's weights. Kimi K2's "1T" is
     1,026 billion.
     """
@@ -336,7 +336,7 @@ SMALL = dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, sl
     [(AIR, 106.852e9), (SMALL | {"model_type": "gemma3_text"}, 3.8803e9)],
     ids=["GLM-4.5-Air", "Gemma 3 4B's text part"],
 )
-def test_what_a_file_leaves_out_is_as_transformers_has_it(config, params, read):
+def test_a_missing_key_has_the_default_of_transformers(config, params, read):
     """The printed sizes are 106 B, and 3.88 B without the vision part."""
     assert read(config).params == pytest.approx(params, rel=1e-5)
 
@@ -385,7 +385,7 @@ def test_a_key_that_is_left_out_is_refused_or_makes_no_other_model(name, read):
             assert same or (name, key) in OTHERS, key
 
 
-def test_one_that_no_class_has_is_refused_by_its_name(read):
+def test_a_missing_key_without_a_default_is_refused_by_its_name(read):
     for name, key in (
         ("qwen3-30b-a3b", "head_dim"),
         ("glm-4.5-air", "head_dim"),
@@ -400,7 +400,7 @@ def test_one_that_no_class_has_is_refused_by_its_name(read):
         read(WHOLE["qwen3-8b"] | {"intermediate_size": None})
 
 
-def test_what_granite_4_and_phi_4_mini_have_besides_is_known(read):
+def test_further_keys_of_granite_4_and_phi_4_mini_are_known(read):
     """Granite 4.0 Micro's card prints 3.4 billion parameters, Phi-4-mini's 3.8."""
     phi = shape_of("phi3", 32, 3072, 24, 8, 8192, 200064) | dict(
         tie_word_embeddings=True, sliding_window=262144

@@ -75,7 +75,7 @@ def beside() -> list[tuple[Ran, Said]]:
     return [(run, said_of(run)) for run in RUNS]
 
 
-def test_what_ran_is_not_refused_and_what_crashed_is_not_said_to_fit(beside):
+def test_no_run_that_ended_is_refused_and_no_run_that_crashed_is_said_to_fit(beside):
     for run, said in beside:
         assert said.verdict != ("too large" if run.seconds else "fits"), run
         assert not run.allocated or said.held == pytest.approx(run.allocated, rel=0.1)
@@ -84,7 +84,7 @@ def test_what_ran_is_not_refused_and_what_crashed_is_not_said_to_fit(beside):
     assert "b 4 · ZeRO-3" in plan and "7 fit, 1 more are tight" in plan
 
 
-def test_seconds_lie_inside_the_interval_but_where_the_host_is_slow(beside):
+def test_seconds_are_inside_the_interval_except_where_the_host_is_slow(beside):
     """Only the smallest run lies outside: it waits for the host, whose launches take longer than assumed."""
     outside = [run for run, said in beside if run.seconds and not said.low <= run.seconds <= said.high]
     assert outside == [RUNS[-1]]

@@ -170,7 +170,7 @@ def test_the_nearest_choice_is_one_that_the_gpus_allow():
 
 
 @pytest.mark.parametrize("t", [3, 7, 8, 14, 56])
-def test_what_a_hint_of_heads_offers_passes_both_tests(t):
+def test_a_hint_about_tp_offers_only_sizes_that_are_accepted(t):
     """Qwen2.5-7B has 28 heads, 4 of them for keys and values, and a feed-forward width that 7 does not
     divide.
     """
@@ -187,7 +187,7 @@ def test_what_a_hint_of_heads_offers_passes_both_tests(t):
     assert t == 3 or offered in ("4 or 28", "28")
 
 
-def test_what_cannot_be_laid_out_says_why():
+def test_a_job_without_a_layout_says_why():
     seven = plan(Job(MODELS["llama-3-8b"], DGX, 128), gpus=7)
     assert "0 fit" in repr(seven)
     why = "cannot be laid out on 7 GPUs with a batch of 128: .* a batch of 128 does not divide by"
@@ -268,7 +268,7 @@ def test_sequence_parallelism_sends_a_quarter_more_where_it_gathers_again():
     assert again / plain == pytest.approx(1.25, rel=0.01) and kept / plain == pytest.approx(1, rel=0.01)
 
 
-def test_no_number_out_of_range_comes_through():
+def test_a_number_out_of_range_is_refused():
     device = DGX.device
     nan, inf = float("nan"), float("inf")
     of_cluster = dict(rails=(0, -3, "four"), gpus_per_node=(7.5,), device=("h100-80gb",))
@@ -294,7 +294,7 @@ def test_mfu_by_hand():
     assert e.step_seconds == pytest.approx(sum(e.time.values())) and all(s >= 0 for s in e.time.values())
 
 
-def test_an_estimate_draws_itself():
+def test_bars_of_an_estimate_add_up():
     e = estimate(JOB, Layout(dp=4, tp=8, pp=2, zero=1))
     for table in (e.time_table(), e.memory_table()):
         bars = [row[table.columns.index("drawn")] for row in table.rows]
@@ -345,7 +345,7 @@ def test_a_plan_explains_itself():
         assert winner.axes != best.axes
 
 
-def test_what_was_not_looked_at_is_not_explained_away():
+def test_why_says_that_a_layout_was_not_looked_at():
     why = plan(JOB, gpus=64, tp=4).why(dp=4, tp=8, pp=2)
     assert why == "DP 4 · TP 8 · PP 2 was not looked at, only tp 4"
     sharded = FRAMEWORKS["deepspeed"].but(zeros=(3,), zeros_in_pipeline=())
@@ -455,7 +455,7 @@ def test_clusters_from_a_file(tmp_path):
             find_cluster(str(path))
 
 
-def test_what_is_as_slow_or_as_long_as_can_be_has_a_plan():
+def test_the_slowest_network_and_the_largest_batch_have_a_plan():
     """A plan with the slowest network and the largest batch exists, although a slower network and a larger
     batch are refused.
     """
@@ -466,7 +466,7 @@ def test_what_is_as_slow_or_as_long_as_can_be_has_a_plan():
 
 
 @pytest.mark.parametrize("name, shared", [("llama-3-8b", True), ("deepseek-v2-lite", False)])
-def test_what_a_change_leaves_alone_is_worked_out_once(name, shared):
+def test_a_changed_plan_reuses_what_the_change_leaves_alone(name, shared):
     """A changed plan reuses the parts that the change leaves alone, and equals a new plan."""
     found = plan(Job(MODELS[name], DGX, 64, 4096, find_framework("megatron-lm")), gpus=16)
     same = {"speed between nodes": True, "speed inside a node": True, "memory of a GPU": shared}

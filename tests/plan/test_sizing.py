@@ -86,7 +86,7 @@ def test_options_are_few():
     assert len(set().union(*names.values())) <= 50
 
 
-def test_what_other_programs_read(output_of):
+def test_the_json_of_a_plan_gives_the_same_estimate_again(output_of):
     printed = json.loads(output_of(f"{LARGE} --framework megatron-bridge --json"))
     assert printed["inputs"]["framework"] == "megatron-bridge" and printed["inputs"]["gradient_bytes"] == 2
     first = printed["ranked"][0]
@@ -178,7 +178,7 @@ def test_sizes_to_ask_about_are_at_least_1(capsys):
     assert "'0,1,1' is not DP,TP,PP, each at least 1" in capsys.readouterr().err
 
 
-def test_names_from_files_steer_neither_terminal_nor_page(output_of, tmp_path):
+def test_names_from_files_control_neither_terminal_nor_page(output_of, tmp_path):
     name, model, cluster = "<b>\x1b[2J", tmp_path / "model.json", tmp_path / "cluster.json"
     model.write_text(json.dumps(dict(name=name, layers=4, hidden=256, heads=4, vocab=256)))
     device = dict(name=name, flops=1e14, achievable=1e14, bandwidth=1e12, memory=1e11)
@@ -191,7 +191,7 @@ def test_names_from_files_steer_neither_terminal_nor_page(output_of, tmp_path):
     assert "�[2J.json: No such file" in err and "\x1b" not in err
 
 
-def test_what_is_trained_is_said(output_of):
+def test_lora_and_switches_are_printed_and_change_the_memory(output_of):
     out = output_of("plan llama-3-8b --gpus 1 --batch 16 --lora 16 --with 4-bit 8-bit-adam")
     assert "4-bit LoRA 16, 8-bit Adam" in out
     small = json.loads(output_of("estimate llama-3-8b --batch 8 --lora 16 --with 4-bit --json"))
@@ -231,7 +231,7 @@ def test_the_json_of_each_command_is_as_the_manual_says(command, output_of):
     assert set(re.findall(r"`(\w+)`(?!\))", row)) == set(printed)
 
 
-def test_what_is_said_aloud(output_of):
+def test_a_plan_names_the_cheapest_gpus_and_changed_defaults(output_of):
     """The output names the cheapest number of GPUs and the defaults that recipes change, and says if one GPU
     is enough.
     """

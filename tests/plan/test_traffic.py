@@ -107,7 +107,7 @@ def test_chunks_send_more(schedule, v, messages):
     assert listed == messages
 
 
-def test_who_sends_to_whom_is_the_layouts_order(eight):
+def test_the_layouts_order_decides_which_ranks_send_to_each_other(eight):
     """If pp is outermost, rank 0 sends to rank 1 along tp, to rank 2 along dp, and to rank 4 along pp."""
     eight.run(step, 2, 2, 2)
     sizes = Layout(dp=2, tp=2, pp=2).sizes

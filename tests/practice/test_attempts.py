@@ -56,7 +56,7 @@ def cases():
 
 
 @pytest.mark.parametrize("name, change, expected", list(cases()))
-def test_an_attempt_is_told_what_the_table_says(name, change, expected, monkeypatch):
+def test_an_attempt_gets_the_answer_in_the_table(name, change, expected, monkeypatch):
     monkeypatch.setattr(b4.cells, "_deals", [0])  # after a wrong diagnosis the roles of the ranks change
     answer = EXERCISES[name].check(edited(EXERCISES[name].reference, change))
     assert (answer.kind == "right") == (expected == "(right)") and is_told(answer, expected), answer
@@ -64,7 +64,7 @@ def test_an_attempt_is_told_what_the_table_says(name, change, expected, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_PAPER)
-def test_attempts_at_what_needs_no_ranks_are_told_the_same_without_them(name):
+def test_attempts_that_need_no_ranks_get_the_same_answer_without_ranks(name):
     """Attempts that crash, or call the course's own code, run on a rank."""
     exercise = EXERCISES[name]
     does, observe = next(exercise.worlds())

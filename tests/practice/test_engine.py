@@ -46,7 +46,7 @@ def test_a_diff_changes_whole_lines_in_their_order():
         edited(double, "x => y")
 
 
-def test_a_change_in_one_line_stands_for_many():
+def test_an_edit_in_one_line_may_change_several_places():
     assert (
         changed("x + x", "x => y & y + => 2 *", "it") == "2 * y" and changed("a", "a => b⏎c", "it") == "b\nc"
     )
@@ -97,7 +97,7 @@ def test_rows_without_a_proof_need_a_function_and_functions_a_row():
         (torch.tensor([1.0]), torch.tensor([nan]), False),
     ],
 )
-def test_alike(a, b, same):
+def test_which_values_are_alike(a, b, same):
     assert alike(a, b) is same and alike(b, a) is same
 
 
@@ -107,7 +107,7 @@ def test_alike_within_a_tolerance():
     assert alike(torch.tensor([100.0]), torch.tensor([101.0]), 0.02)
 
 
-def test_number():
+def test_only_numbers_are_read_as_numbers():
     assert number(2) == number(torch.tensor(2)) == 2.0
     for odd in ("2", b"2", True, None, nan):
         with pytest.raises((TypeError, ValueError)):
@@ -156,7 +156,7 @@ def judged(attempt) -> Answer | None:
     return area.judged(observe(attempt), does)
 
 
-def test_what_parts_is_named_in_the_order_of_the_rows():
+def test_a_wrong_answer_gets_the_first_name_that_fits():
     assert judged(lambda a, b: a * b) is None and judged(lambda a, b: float(a * b)) is None
     assert judged(lambda a, b: a + b).figures == [("area", "5", "6")]
     for attempt, name, text in (
@@ -306,7 +306,7 @@ def not_waited(x):
         (lambda x: toy.copy_to_tp(2 * x), None, "Right."),
     ],
 )
-def test_on_ranks(attempt, name, text):
+def test_an_attempt_on_ranks_gets_the_name_of_its_mistake(attempt, name, text):
     said = summed.check(attempt)
     kind = "wrong" if name else "right" if text == "Right." else "crashed"
     assert (said.kind, said.misconception) == (kind, name) and text in said.text, said
@@ -327,7 +327,7 @@ def test_what_belongs_to_a_notebook_crashes_with_a_sentence(attempt, name):
     assert (said.kind, said.misconception) == ("crashed", name) and said.text.startswith("`"), said
 
 
-def test_every_edit_is_told_its_name_and_runs_of_edits_are_kept():
+def test_every_edit_gets_its_name_and_runs_of_edits_are_kept():
     (thrice, edit), (not_summed, other) = ((row.name, *row.edits) for row in summed.rows[:2])
     assert summed.told_apart() == [(thrice, edit, "thrice"), (not_summed, other, "not summed")]
     assert {key for key in summed._known if key[1]} == {((2,), edit) for edit in summed.edits}
@@ -450,7 +450,7 @@ RING = run_of([1500] * 4)
         (run_of([3000, 1010, 1000, 1000]), "everything through one rank"),
     ],
 )
-def test_what_moves_more_than_it_must(run, name):
+def test_messages_that_move_too_much_have_a_name(run, name):
     n = run.n
     said = wasteful(run, run_of([2 * (n - 1) / n * 1000] * n))
     assert (said and said[0]) == name
@@ -488,7 +488,7 @@ Or that.
 """
 
 
-def test_rows_in_text():
+def test_rows_of_mistakes_are_read_from_markdown():
     row, other = mistakes_of(MISTAKES, "one")
     assert (row.name, row.advice, row.edits) == ("a row", "One. Two.", ["-    a\n+    b\n", "-    c\n"])
     assert (row.costs, row.errors, row.parts) == (["calls"], ["an? error"], [])

@@ -54,7 +54,7 @@ def test_all_exercises_are_found():
 
 
 @pytest.mark.parametrize("exercise", sampled(WITH_EDITS.values()), ids=WITH_EDITS)
-def test_each_edit_is_told_its_own_name(exercise):
+def test_each_known_mistake_gets_its_own_name(exercise):
     told = exercise.told_apart()
     assert told and [(row, edit) for row, edit, name in told if name != row] == []
 

@@ -38,12 +38,12 @@ def standing(line=None, op=None) -> RankStatus:
         (failed("raised", RankStatus(Error("ValueError", "no", [], False))), None, ""),
     ],
 )
-def test_what_is_said_of_a_call_that_was_ended(error, kind, said):
+def test_the_answer_to_a_call_that_was_stopped(error, kind, said):
     answer = stopped(error)
     assert (answer and answer.kind) == kind and said in getattr(answer, "text", "")
 
 
-def test_many_prints_are_told_as_prints():
+def test_many_printed_lines_are_given_as_the_reason():
     lines = "\n".join(map(str, range(800)))
     said = f"{lines}\n… 100 kB in 19,000 lines left out …\n{lines}\n"
     endless = RankStatus(Error("Endless", "10 s", [], False), said=said)

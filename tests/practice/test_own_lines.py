@@ -78,7 +78,7 @@ def test_no_single_change_of_a_term_is_praised(one_a_line):
     assert len(seen) > 15 and set(passed) <= {("compute + tp", "compute"), ("1", "0.5")}, passed
 
 
-def test_what_is_near_enough_is_told_as_that():
+def test_a_term_that_is_near_enough_is_praised_with_its_difference():
     answer = d13.written.check(lambda job, cut: d13.cost(job, cut)._replace(tp=0.95 * d13.cost(job, cut).tp))
     assert answer.kind == "right" and ("`tp` differs from ours", "by up to 5.0%", "") in answer.figures
 
@@ -95,7 +95,7 @@ def test_a_right_function_is_kept_for_drop_14(tmp_path, monkeypatch):
         d13.your_lines()
 
 
-def test_what_needs_names_from_outside_is_not_kept(tmp_path, monkeypatch):
+def test_a_function_that_needs_other_names_is_not_saved(tmp_path, monkeypatch):
     monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
     answer = d13.written.check(lambda job, cut: d13.cost(job, cut))
     assert answer.kind == "right" and "was not written" in answer.text

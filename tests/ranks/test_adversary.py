@@ -100,7 +100,7 @@ def test_a_loader_over_a_dataset_that_a_cell_defines(pair):
     assert "write num_workers=0" in told("cuda:0") and "num_workers" not in told("cpu")
 
 
-def test_what_nobody_waited_for_is_waited_for(pair):
+def test_a_collective_without_a_wait_ends_before_its_call_does(pair):
     def forgotten():
         x = torch.ones(5_000_000)
         dist.all_reduce(x, async_op=True)
@@ -132,7 +132,7 @@ def receives_more():
 
 
 @pytest.mark.parametrize("fn", [two_sums, receives_more])
-def test_what_does_not_fit_and_yet_ends_is_an_error(pair, fn):
+def test_unequal_calls_that_end_are_an_error(pair, fn):
     with pytest.raises(RankError, match="agree") as e:
         pair.run(fn)
     assert e.value.kind in ("disagree", "deadlock") and e.value.ranks == [0, 1] and e.value.state_kept
@@ -209,7 +209,7 @@ def test_swallowed_exceptions_do_not_keep_a_rank(pair):
     fails(pair, stubborn, within=3, timeout=0.5)
 
 
-def test_a_second_thread_is_told_to_wait(pair):
+def test_a_second_thread_is_refused_while_a_call_runs(pair):
     thread = threading.Thread(target=lambda: pair.run(lambda: time.sleep(0.5)))
     thread.start()
     time.sleep(0.1)
@@ -243,7 +243,7 @@ def test_a_world_that_another_thread_closes_ends_its_call(fn, after):
     assert not os.path.exists(world._folder)
 
 
-def test_the_temporary_folder_may_go(pair):
+def test_a_world_works_without_its_temporary_folder(pair):
     shutil.rmtree(pair._folder)
     fails(pair, lambda: 1 / 0, within=3)
     pair.close()
@@ -275,7 +275,7 @@ def test_ranks_draw_different_numbers(pair):
     assert all(a != b for a, b in zip(*drawn))
 
 
-def test_modules_found_later_are_found(pair, tmp_path, monkeypatch):
+def test_ranks_find_modules_of_folders_that_are_added_later(pair, tmp_path, monkeypatch):
     (tmp_path / "found_later.py").write_text("value = 5")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert pair.run(lambda: __import__("found_later").value) == [5, 5]

@@ -195,7 +195,7 @@ def test_forks_of_the_kernel_have_worlds_of_their_own_and_hold_none_of_its_ranks
         (0.6, "os.kill(0, signal.SIGINT)"),  # to all in the group, as Jupyter does; the server warms up
     ],
 )
-def test_stop_before_the_first_world_harms_none(seconds, press):
+def test_a_stop_before_the_first_world_harms_no_world(seconds, press):
     said = printed(f"""
         import os, signal, threading, time
         threading.Timer({seconds}, lambda: {press}).start()
@@ -262,7 +262,7 @@ def test_nothing_listens_beyond_loopback(world):
 
 
 @linux
-def test_where_files_may_not_be_opened_that_is_a_sentence():
+def test_a_limit_on_open_files_gets_a_sentence():
     (files,) = printed("""
         import resource
         from helpers import World
@@ -284,7 +284,7 @@ def test_where_files_may_not_be_opened_that_is_a_sentence():
     ],
     ids=["umask", "nproc"],
 )
-def test_what_the_system_forbids_a_user_is_a_sentence(limit, error, advice):
+def test_a_limit_of_the_system_gets_a_sentence(limit, error, advice):
     """Root may do all of it, so root's tests try it as nobody."""
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.getuid() == 0 else []
     run = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, timeout=60)

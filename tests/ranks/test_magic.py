@@ -74,7 +74,7 @@ def test_ranks_that_are_new_need_the_cells_above(messages):
     assert new in of_either and "If no such cell makes `lr`: four.push(lr=lr)" in of_either
 
 
-def test_more_time_is_asked_for_as_a_cell_does(messages):
+def test_advice_to_give_more_time_is_written_for_a_cell(messages):
     assert "%%ranks --timeout 60" in messages[2]
 
 

@@ -76,7 +76,7 @@ SAID = "no counted operation has begun and no counted wait has ended for 0 s"
         ([(MOVES, MOVES), (None, MOVES), (Look(1), MOVES)], [SAID, ""]),
     ],
 )
-def test_where_ranks_are_is_said_with_what_was_measured(monkeypatch, looks, said):
+def test_a_note_says_where_ranks_are_and_for_how_long(monkeypatch, looks, said):
     monkeypatch.setattr(lines, "STILL", 0.05)
     answers = lambda ranks, *_, **__: {r: (look, False) for r, look in enumerate(next(ranks.looks))}
     monkeypatch.setattr(Ranks, "collect", answers)
@@ -89,7 +89,7 @@ def test_where_ranks_are_is_said_with_what_was_measured(monkeypatch, looks, said
 
 
 @pytest.mark.waits
-def test_where_nothing_is_counted_nothing_is_said_of_movement(monkeypatch):
+def test_without_counting_no_note_speaks_of_movement(monkeypatch):
     notes = []
     monkeypatch.setattr(lines, "STILL", 0.3)
     monkeypatch.setattr(View, "set_places", lambda view, places: notes.append(places))

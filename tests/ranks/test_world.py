@@ -312,7 +312,7 @@ def allocates_too_much():
         (lambda: dist.broadcast(torch.ones(2), 7), "rank 0 calls broadcast with root 7, which does not"),
     ],
 )
-def test_what_is_raised_is_told(world, fn, told):
+def test_an_error_says_what_the_ranks_raised(world, fn, told):
     error = fails(world, fn, within=3)
     assert error.kind == "raised" and re.search(told, str(error)) and len(str(error)) < 3000
 
@@ -406,7 +406,7 @@ def all_receive_first():
         (lambda: dist.broadcast(torch.ones(10**6), dist.get_rank() % 2), "deadlock", ["root 0", "root 1"]),
     ],
 )
-def test_who_stands_still_is_told_where_and_state_is_kept(world, fn, kind, told):
+def test_a_hang_says_where_each_rank_is_and_keeps_the_state(world, fn, kind, told):
     world.push(kept=8)
     error = fails(world, fn, within=2.5, timeout=0.5 if kind == "timeout" else 30)
     assert (error.kind, error.state_kept) == (kind, True)

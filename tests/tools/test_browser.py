@@ -251,7 +251,7 @@ stuck.run(lambda: dist.recv(torch.zeros(1), src=0) if dist.get_rank() else time.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", ["01"], indirect=True)
-def test_fail_read_why_pass_and_stop(notebook):
+def test_a_wrong_attempt_a_right_attempt_and_the_stop_button(notebook):
     page = notebook.page
     notebook.run("def fingerprint")
     practice = notebook.cell("def fingerprint")
@@ -348,7 +348,7 @@ def begins_and_moves(notebook, call: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", ["14"], indirect=True)
-def test_training_as_it_goes_a_card_and_the_final(notebook):
+def test_the_curve_of_a_training_a_card_and_the_final_quiz(notebook):
     page = notebook.page
     notebook.run("from helpers.practice import Defence", "cost = d13.your_lines")
     source = next(source for source in notebook.sources() if "d14.train_on" in source)

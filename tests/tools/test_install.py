@@ -76,7 +76,7 @@ def test_a_newer_version_of_a_drop_is_announced(tmp_path, monkeypatch):
     assert len(lab.prepare(tmp_path, ["03", "07", "09"])) == 3 and lab.prepare(tmp_path) == []
 
 
-def test_what_cannot_be_a_folder_of_copies_is_said(tmp_path):
+def test_a_folder_that_cannot_hold_copies_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no drop '99'; they are 01, 02"):
         lab.prepare(tmp_path, ["99"])
     with pytest.raises(ValueError, match="name another folder for your own copies"):

@@ -18,7 +18,7 @@ def test_what_is_unreleased_is_not_published(monkeypatch, capsys, below, refused
     assert ("lines under ## Unreleased" in capsys.readouterr().out) == refused
 
 
-def test_what_does_not_agree_is_said(monkeypatch, capsys):
+def test_files_that_do_not_agree_are_named(monkeypatch, capsys):
     assert publish.main(["--tag", "v99.0"]) == 1
     assert "the tag is v99.0" in capsys.readouterr().out
     other = {

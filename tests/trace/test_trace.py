@@ -99,7 +99,7 @@ def test_a_first_stage_sends_what_the_formulas_say(layout):
     assert traced.calls == listed(traced_job(SHORT, 4096, layout), layout)
 
 
-def test_the_other_process_finds_what_this_one_does(tmp_path, monkeypatch):
+def test_the_process_of_a_trace_has_this_ones_import_path(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("import os\nos.write(2, b'found')\nos._exit(1)")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RuntimeError, match="the trace failed: found"):
@@ -110,7 +110,7 @@ OTHERS = Layout(dp=8, tp=8, **WHOLE), Layout(dp=16, tp=4, zero=3, microbatch=2),
 
 
 @pytest.mark.parametrize("layout", [Layout(dp=8, tp=8, zero=3), *slow(*zip(OTHERS))], ids=str)
-def test_memory_is_the_theory_and_what_is_named(aside, layout):
+def test_memory_is_the_theorys(aside, layout):
     model = replace(MODELS["llama-3-8b"], layers=16)
     assert is_the_theory(aside(trace_here, model, layout, 8192, "Megatron's"))
 

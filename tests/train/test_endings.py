@@ -57,7 +57,7 @@ def test_a_checkpoint_in_the_background_is_of_the_step_that_began_it(pair, tmp_p
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_checkpoint_that_fails_is_told_to_every_rank(pair, tmp_path, in_background):
+def test_a_checkpoint_that_fails_raises_on_every_rank(pair, tmp_path, in_background):
     (tmp_path / "run").write_text("a file, where a folder should be")
 
     def fails(config):

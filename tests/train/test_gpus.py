@@ -110,7 +110,7 @@ def test_where_ranks_cannot_share_they_are_refused_with_what_to_do(with_gpus, gp
     assert str(refusal.value).endswith("World(4) runs on the CPU")
 
 
-def test_a_launched_rank_is_told_which_library_its_command_must_name(with_gpus, monkeypatch):
+def test_advice_for_launched_ranks_names_the_library_to_preload(with_gpus, monkeypatch):
     with_gpus(1, (2, 28, 9))
     assert "Begin the command with LD_PRELOAD=~/.cache/three-axes/nccl/nvidia/" in nccl.why_not(2, 1, True)
     with_gpus(1, (2, 28, 9), "/opt/libnccl.so.2")
@@ -139,7 +139,7 @@ def test_an_error_of_nccl_is_one_line(last):
         ("ValueError", "no good", False),
     ],
 )
-def test_after_an_error_of_cuda_the_ranks_are_not_said_to_be_well(kind, message, spoils):
+def test_an_error_of_cuda_spoils_the_ranks(kind, message, spoils):
     assert Error(kind, message, [], False).spoils is spoils
 
 
@@ -339,7 +339,7 @@ torch.cuda.synchronize()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["ends", "differs"])
-def test_where_the_host_runs_ahead_of_the_gpu_a_hang_is_told(standin, tmp_path, how):
+def test_a_hang_is_reported_where_the_host_runs_ahead_of_the_gpu(standin, tmp_path, how):
     (tmp_path / "ahead.py").write_text(AHEAD)
     command = "-m torch.distributed.run --standalone --nproc-per-node 3 -m three_axes count --watch --exit 75"
     environ = standin(3) | {"STANDIN_AHEAD": "1"}
@@ -486,7 +486,7 @@ def test_another_nccl_is_loaded_by_the_ranks_that_share_and_harms_no_other(stand
 
 @on_gpu
 @pytest.mark.slow
-def test_lines_for_developers_stay_away_and_nccls_own_error_is_told(standin):
+def test_nccls_own_error_is_printed_without_lines_for_developers(standin):
     output, error = python("-c", SHARING, environ=standin(1) | {"NCCL_MULTI_RANK_GPU_ENABLE": "0"})
     told = r"RuntimeError 4 ranks could not share 1 GPU: all 4 ranks raised DistBackendError: NCCL 2\.\S+: \w"
     assert re.match(told, output) and output.endswith("World(4) runs on the CPU\n"), output

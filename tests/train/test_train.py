@@ -118,7 +118,7 @@ def test_every_layout_is_the_twin(worlds, layout):
     near(ranks[0], twin_of(layout["layers"])[:4], 1e-6)
 
 
-def test_there_are_as_many_layouts_as_one_counts():
+def test_there_are_55_layouts():
     assert len(layouts()) == 55 and all(one in layouts() for one in QUICK + ON_EIGHT)
 
 
@@ -145,7 +145,7 @@ def go_on(config: Config, steps: int):
 
 
 @pytest.mark.slow
-def test_it_goes_on_under_other_layouts_and_numbers_of_ranks(worlds, twin, tmp_path):
+def test_training_continues_under_other_layouts_and_numbers_of_ranks(worlds, twin, tmp_path):
     before, done = "", 0
     for n, choice in (
         (8, dict(dp=2, tp=2, pp=2)),
@@ -202,7 +202,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(choice, sentence):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_default_is_never_blamed():
+def test_default_sizes_are_always_accepted():
     for n, pp, layers in itertools.product((1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (4, 6, 12)):
         if n % pp == 0 and layers % pp == 0 and 32 % (n // pp) == 0:
             made = Config(pp=pp, layers=layers).checked(n)
@@ -210,7 +210,7 @@ def test_a_default_is_never_blamed():
             assert m >= 2 * pp or pp == 1 or m == 32 // (n // pp)
 
 
-def test_a_text_that_is_too_short(tmp_path):
+def test_a_text_that_is_too_short_is_refused(tmp_path):
     (tmp_path / "short.txt").write_text("hello")
     with pytest.raises(ValueError, match="the text has 5 tokens; sequences of 16 need at least 18"):
         train.batch_of(train.read_text(str(tmp_path / "short.txt")), 0, SMALL)
@@ -239,7 +239,7 @@ def main_of(run: Path, *options: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def test_a_refusal_is_rank_0s_and_the_status_of_all(tmp_path):
+def test_rank_0_prints_a_refusal_and_all_ranks_exit_with_2(tmp_path):
     """Each within a moment of the group's forming: what is said has the time since then."""
     (tmp_path / "a_file").write_text("")
     for options, sentence in (
@@ -254,7 +254,7 @@ def test_a_refusal_is_rank_0s_and_the_status_of_all(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_model_or_none(trained, aside, tmp_path):
+def test_a_checkpoint_of_another_model_or_none_is_refused(trained, aside, tmp_path):
     code, _, err = aside(main_of, trained, "--steps", "6", "--layers", "8")
     assert code == 2 and "holds model {" in err and "'layers': 4" in err and "change --out" in err
     code, _, err = aside(main_of, tmp_path, "--sample", "The")
@@ -347,7 +347,7 @@ def on_two_hosts(folder: Path, when: str, *command: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_one_of_two_hosts_is_lost(tmp_path):
+def test_training_continues_when_one_of_two_hosts_is_lost(tmp_path):
     run, steps = tmp_path / "run", 24
     train_it = (
         "[ $FIRST = 1 ] && net=here || net=there; export GLOO_SOCKET_IFNAME=$net;"

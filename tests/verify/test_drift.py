@@ -44,7 +44,7 @@ def verified(folder, program: str, edit: str, *arguments: str) -> subprocess.Com
     return forked.command("three_axes", "verify", *arguments, cwd=folder, ranks=4)
 
 
-def test_random_sums_tell_a_distance():
+def test_marks_estimate_how_far_tensors_are_apart():
     chance = torch.Generator().manual_seed(0)
     for size in (3, 1000, 5000):
         a, b = (torch.randn(size, generator=chance) for _ in range(2))
@@ -84,7 +84,7 @@ def test_which_copies_are_watched():
     assert copies.watched()[1]["exp_avg of words"] == "sharded"
 
 
-def test_the_axis_of_a_parting():
+def test_the_axis_along_which_copies_differ():
     axes = {(0, 1, 2, 3): "the world", (0, 1): "tp", (2, 3): "tp", (0, 2): "dp", (1, 3): "dp"}
     assert axis_of({0: "a", 1: "b", 2: "a", 3: "b"}, axes) == "tp"
     assert axis_of({0: "a", 1: "a", 2: "b", 3: "b"}, axes) == "dp"

@@ -106,14 +106,14 @@ def checked(shared, step, rows: int = ROWS, **how):
     return report, {found.what: found.cause for found in report.found}
 
 
-def test_a_mean_of_means_is_told_of_the_loss_as_well(shared):
+def test_a_mean_of_means_explains_the_gradients_and_the_loss(shared):
     """The two ranks have 24 and 18 of the 42 tokens that count."""
     report, causes = checked(shared, right, of_means=True)
     said = "rows 1–4 0.875 times, rows 5–8 1.167 times what they should count: a mean of means"
     assert causes["loss"] == causes["gradients"] and said in causes["loss"].text, report
 
 
-def test_padding_that_one_rank_counts_is_told(shared):
+def test_padding_that_one_rank_counts_is_found(shared):
     report, causes = checked(shared, right, pads=True)
     assert causes["loss"].kind == "padding counted" and causes["loss"] == causes["gradients"], report
     assert causes["loss"].text == "in rows 7–8 what the batch's mask leaves out is counted as well"

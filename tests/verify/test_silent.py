@@ -43,14 +43,14 @@ def test_most_causes_are_known():
         ("mean over cp, unequal tokens", "of each row tokens 1–4 1.05 times, tokens 5–12 0.955 times"),
     ],
 )
-def test_what_is_said_beside_the_cause(shared, name, said):
+def test_a_report_gives_details_of_a_cause(shared, name, said):
     edit = next(edit for edit in EDITS if edit.name == name)
     with shared.lent() as world:
         report = world.run(silent.verified, edit.program, edit.edit, [edit.layout])[0]
     assert said in " ".join(repr(report).split()), report
 
 
-def test_the_documentation_shows_what_is_said(shared):
+def test_the_documentation_shows_a_report_of_this_version(shared):
     edit = next(edit for edit in EDITS if edit.name == "norms not summed under SP")
     with shared.lent() as world:
         report = world.run(silent.verified, "dense", edit.edit, ["dp 2", "tp 2", "dp 2 tp 2"])[0]

@@ -70,7 +70,7 @@ def test_wrappers_and_other_names(world):
         world.run(lambda: checked(renamed, step))
 
 
-def test_splits_that_are_seen_and_those_that_must_be_said(world):
+def test_splits_that_are_found_and_splits_that_must_be_given(world):
     class Rows(nn.Module):
         """A matrix whose rows tp splits. If `odd`, the whole matrix has an odd number of rows."""
 
@@ -110,7 +110,7 @@ def test_copies_that_begin_with_other_weights(world):
     assert found.names == ("weight", "bias") and "(ranks 0 | 1)" in found.cause.text
 
 
-def test_no_number_is_found_where_it_arises(world):
+def test_a_nan_is_found_in_the_module_that_makes_it(world):
     class Root(nn.Module):
         def forward(self, x):
             return x.sqrt() if dist.get_rank() and self.split else x
@@ -176,7 +176,7 @@ def test_what_cannot_be_compared_says_why(world):
             world.run(lambda layout: checked(lambda mesh: small(), layouts=[layout]), layout)
 
 
-def test_losses_of_ranks_need_not_be_equal_and_need_not_be_known(world):
+def test_a_step_need_not_return_a_loss(world):
     own = lambda model, batch, mesh: None if squares(model, batch, mesh) is None else None
     assert world.run(lambda: checked(lambda mesh: small(), own))[0].ok
 
