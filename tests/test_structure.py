@@ -1,4 +1,4 @@
-"""The shape of the project: the direction of imports, what they must not load, and that its lists agree."""
+"""The structure of the project: which package may import which, and lists that must agree."""
 
 import ast
 import importlib
@@ -26,43 +26,19 @@ from tools import colab
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = {"three_axes": ROOT, "helpers": ROOT, "tools": ROOT, "drops": ROOT / "notebooks"}
 FILES = [file for top, folder in PLACES.items() for file in (folder / top).rglob("*.py")]
-# What each part may import from other parts. `toy` is for learners to read: it imports nothing else.
-TABLES = {
-    "three_axes.table",
-    "three_axes.terminal",
-    "three_axes.files",
-    "three_axes.foreign",
-    "three_axes.doors",
-    "three_axes.checks",
-    "three_axes.lines",
-}
+TABLES = {f"three_axes.{name}" for name in "table terminal files foreign doors checks lines".split()}
 PAPER = {"three_axes.paper", "three_axes.plan"}
-MACHINE = {
-    "three_axes.devices",
-    "three_axes.nccl",
-    "three_axes.pytorch_private",
-    "three_axes.cpython_private",
-}
+MACHINE = {f"three_axes.{name}" for name in "devices nccl pytorch_private cpython_private".split()}
 COUNTED = TABLES | PAPER | MACHINE | {"three_axes.count"}
-COURSE = COUNTED | {
-    "three_axes.trace",
-    "three_axes.ledger",
-    "three_axes.explain",
-    "three_axes.verify",
-    "helpers",
-}
+COURSE = COUNTED | {f"three_axes.{name}" for name in "trace ledger explain verify".split()} | {"helpers"}
+COURSE |= {f"helpers.{part}" for part in "toy emulate ranks draw live train practice".split()}
+# What each part of the project may import from other parts. Learners read `toy`, so it imports nothing else.
 MAY = {
     "three_axes.terminal": {"three_axes.foreign"},
     "three_axes.table": {"three_axes.terminal"},
-    "three_axes.files": set(),
-    "three_axes.foreign": set(),
-    "three_axes.doors": set(),
+    **dict.fromkeys({"three_axes.files", "three_axes.foreign", "three_axes.doors", *MACHINE}, set()),
     "three_axes.checks": {"three_axes.foreign"},
     "three_axes.lines": {"three_axes.files"},
-    "three_axes.devices": set(),
-    "three_axes.nccl": set(),
-    "three_axes.pytorch_private": set(),
-    "three_axes.cpython_private": set(),
     "three_axes.ledger": {"three_axes.pytorch_private"},
     "three_axes.paper": {"three_axes.table", "three_axes.foreign", "three_axes.doors", "three_axes.checks"},
     "three_axes.plan": TABLES | PAPER,
@@ -82,10 +58,8 @@ MAY = {
     "helpers.draw": COUNTED | {"helpers.live"},
     "helpers.train": COUNTED | {"three_axes.trace", "helpers.toy", "helpers.ranks"},
     "helpers.practice": COUNTED | {"helpers.ranks", "helpers.draw", "helpers.live"},
-    "drops": COURSE | {f"helpers.{part}" for part in "toy emulate ranks draw live train practice".split()},
-    "tools": COURSE
-    | {f"helpers.{part}" for part in "toy emulate ranks draw live train practice".split()}
-    | {"drops", "three_axes.__main__"},
+    "drops": COURSE,
+    "tools": COURSE | {"drops", "three_axes.__main__"},
 }
 
 
@@ -146,37 +120,37 @@ def loads(file: Path) -> set[Path]:
 
 
 def names(file: Path) -> set[Path]:
-    """Files of the helpers that a file names anywhere, also inside functions and for types."""
+    """Files of the helpers that a file imports anywhere, also inside functions and for types."""
     named = imports(file, ast.walk(parsed(file))) & MODULES.keys()
-    return {MODULES[n] for n in named if n.startswith("helpers.") and MODULES[n].name != "__init__.py"} - {
-        file
-    }
+    files = {MODULES[n] for n in named if n.startswith("helpers.") and MODULES[n].name != "__init__.py"}
+    return files - {file}
 
 
-@pytest.mark.parametrize("towards, files", [(loads, FILES), (names, FILES)])
-def test_no_module_imports_itself_through_others(towards, files):
+@pytest.mark.parametrize("imported_by", [loads, names])
+def test_no_module_imports_itself_through_others(imported_by):
     open_, done = [], set()
 
     def visit(file):
         assert file not in open_, " -> ".join(str(f.relative_to(ROOT)) for f in [*open_, file])
         if file not in done:
             open_.append(file)
-            for other in towards(file):
+            for other in imported_by(file):
                 visit(other)
             done.add(open_.pop())
 
-    for file in files:
+    for file in FILES:
         visit(file)
 
 
 ROOMS = [f"three_axes.{room}" for room in ("paper", "plan", "count", "verify", "explain", "trace")]
-MOST = 70  # public names of these: a new one needs the place of another
+MOST = 70  # public names of these packages together: a new name replaces another
+# The packages whose __init__.py (their door) exports names of their modules.
 DOORS = ROOMS + [f"helpers.{room}" for room in ("ranks", "draw", "practice", "emulate", "toy")]
 
 
 @cache
 def public(room: str) -> set[tuple[str, str]]:
-    """(module, name) of all public names of a room's door."""
+    """(module, name) of all names that a package's __init__.py exports."""
     shown = set()
     for node in ast.walk(parsed(MODULES[room])):
         if isinstance(node, ast.ImportFrom) and not (node.module or "").endswith("doors"):
@@ -216,7 +190,7 @@ def sources(part: str) -> Iterable[tuple[str, ast.Module]]:
 
 @pytest.mark.parametrize("part", ["helpers", "drops", "tools", "notebooks"])
 def test_other_packages_use_only_exported_names(part):
-    """Benches use modules inside the planner, as its tests do."""
+    """Benchmarks are not checked: they use modules inside the planner, as its tests do."""
     for name, source in sources(part):
         modules = {}
         for node in ast.walk(source):
@@ -294,7 +268,7 @@ def test_the_architecture_page_names_existing_files_and_few_places_for_new_code(
     assert len(re.findall(r"^\| ", new, re.M)) - 1 <= 15
 
 
-def names(requirements) -> dict[str, str]:
+def versions(requirements) -> dict[str, str]:
     """'torch>=2.9' -> {'torch': '>=2.9'}"""
     return {m[1].lower(): m[2] for r in requirements if (m := re.match(r"([A-Za-z0-9_.-]+)\s*(.*)", r))}
 
@@ -303,14 +277,14 @@ def test_the_three_lists_of_packages_agree():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     course = [r for r in extras["course"] if r != "three-axes[pages]"]
-    needed = names(project["dependencies"] + course + extras["pages"])
-    conda = names(re.findall(r"^      - (?!-)(\S+)$", (ROOT / "environment.yml").read_text(), re.M))
+    needed = versions(project["dependencies"] + course + extras["pages"])
+    conda = versions(re.findall(r"^      - (?!-)(\S+)$", (ROOT / "environment.yml").read_text(), re.M))
     assert conda == needed
     pinned = re.findall(r"^([a-z0-9_.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.M)
-    for name in needed | names(r for r in extras["test"] if not r.startswith("three-axes")):
+    for name in needed | versions(r for r in extras["test"] if not r.startswith("three-axes")):
         assert name in dict(pinned), f"constraints.txt has no exact version of {name}"
     fetched = re.findall(r'"(\w+)"', re.search(r"NEEDED = (.*)", colab.SETUP)[1])
-    assert fetched and names(fetched).keys() <= needed.keys()
+    assert fetched and versions(fetched).keys() <= needed.keys()
 
 
 def test_every_python_that_is_named_is_admitted():
