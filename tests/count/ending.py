@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 LONG = 0.8  # seconds; a blocked rank is polled five times a second
-ENDS = {}
+ENDS = {}  # name -> program
 
 
 def ends(function):
+    """Add a program to ENDS."""
     return ENDS.setdefault(function.__name__, function)
 
 
@@ -249,9 +250,7 @@ def limit_that_is_set_later():
 
 @ends
 def connection_that_another_rank_ends():
-    """Rank 0's operation raises when other ranks destroy the group. Then rank 0 continues and sends to rank
-    1.
-    """
+    """Rank 0's operation raises when other ranks destroy the group. Then rank 0 sends to rank 1."""
     group, x = dist.new_group([0, 1, 2, 3]), torch.ones(4)
     if dist.get_rank() == 0:
         with suppress(RuntimeError):

@@ -26,6 +26,8 @@ COLLECTIVES = ("all_reduce", "barrier", "broadcast", "reduce")
 
 
 class Begin(NamedTuple):
+    """A step that starts an operation."""
+
     channel: Channel
     op: str
     root: int  # the root, or the other rank of a message
@@ -33,6 +35,8 @@ class Begin(NamedTuple):
 
 
 class Wait(NamedTuple):
+    """A step that waits for the end of an operation."""
+
     begun: int  # the operation's place among those that this rank has started, from 0
 
 
@@ -234,7 +238,7 @@ def check(program: Program) -> bool:
 
 
 def can_run(program: Program) -> bool:
-    """Whether a hang of the program would be proven."""
+    """Whether real ranks can run the program: if it hangs, the hang must be proven."""
     from_anybody = any(isinstance(s, Begin) and s.op == "recv_any" for steps in program for s in steps)
     return not from_anybody or check(program)
 

@@ -1,6 +1,4 @@
-"""Counting a reader's own job: `counting()` inside ranks, and `three_axes count` on a script under
-torchrun.
-"""
+"""Counting the collectives of a job: `counting()` inside ranks, and `three_axes count` on a script."""
 
 import json
 import os
@@ -73,7 +71,7 @@ def test_axes_that_span_all_ranks_keep_their_names(world):
             fully_shard(net, mesh=dp)
             net(torch.ones(2, 64)).sum().backward()
             (functional.all_reduce(torch.ones(50), "sum", tp) + 1).sum()
-            dist.all_reduce(torch.ones(3))  # of which of the two axes it is nobody can tell
+            dist.all_reduce(torch.ones(3))  # both axes have all ranks, so its axis is "world"
         with counting(mesh=dp) as alone:
             dist.all_reduce(torch.ones(3))
         return {(r.op, r.axis): r.payload for r in traffic.ranks[0]}, alone.ranks[0][0].axis
@@ -273,7 +271,7 @@ def uneven(ends: int) -> tuple:
     )
 
 
-WATCHED = {  # ranks, the script after its first four lines, what is said
+WATCHED = {  # name -> (number of ranks, the script after its first four lines, words that it must print)
     "rank 0 ends first": uneven(0),
     "rank 1 ends first": uneven(1),
     "a rank ends before it is looked at": (
@@ -314,6 +312,7 @@ WATCHED = {  # ranks, the script after its first four lines, what is said
         [],
     ),
 }
+# those that end by themselves
 GO_ON = "a thread runs, so nothing is proven", "a rank is freed by another's end"
 
 
@@ -337,7 +336,7 @@ def test_places_are_printed_once_and_again_when_they_change_or_after_a_minute(mo
     watched.stop()
 
     def stays(seconds: int, moves: int, line: int) -> int:
-        """The number of notes so far, after the rank has stayed `seconds` in `line`."""
+        """Let the rank stay `seconds` in `line`. Returns the number of notes so far."""
         for beat in range(seconds):
             watched._judge([State(beat, Look(moves), Line("train.py", line, "step"))])
             clock.now += 1

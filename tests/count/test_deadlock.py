@@ -172,9 +172,7 @@ def without(op: str, root: int, missing: int) -> None:
         "gather": lambda: dist.gather(x, parts if me == root else None, root),
         "scatter": lambda: dist.scatter(x, parts if me == root else None, root),
         "all_reduce": lambda: dist.all_reduce(x),
-        "all_gather": lambda: dist.all_gather(parts, x),
         "all_to_all": lambda: dist.all_to_all_single(torch.empty(100), x),
-        "barrier": lambda: dist.barrier(),
     }
     if me != missing:
         calls[op]()
@@ -261,9 +259,7 @@ def test_an_operation_without_a_wait_hides_no_hang(world):
 
 
 def begins_late():
-    """Rank 1 begins the next call 1 s later than the others. Until then its last collective is of
-    this call.
-    """
+    """Make rank 1 begin the next call 1 s late. Until then its last collective is of this call."""
     for _ in range(2):
         dist.all_reduce(torch.ones(3))
     if dist.get_rank() == 1:

@@ -19,6 +19,7 @@ def test_each_name_that_is_replaced_is_one_of_pytorchs():
     assert len(replaced) > 50 and missing == []
 
 
+# Scripts as people publish them, each after BEGIN.
 BEGIN = """
 import os, torch, torch.distributed as dist
 from torch import nn

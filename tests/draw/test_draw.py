@@ -1,6 +1,4 @@
-"""Pictures and explorers have the figures of their data, and refuse data that they cannot draw with
-a reason.
-"""
+"""Pictures and explorers have the figures of their data, and say why if they cannot draw a setting."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor

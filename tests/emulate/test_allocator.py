@@ -1,4 +1,4 @@
-"""The caching allocator follows PyTorch's rules; drop 10's run fails because of them."""
+"""The emulated caching allocator follows the rules of PyTorch's, and fragments as drop 10 shows."""
 
 import pytest
 import torch

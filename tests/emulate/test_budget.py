@@ -1,5 +1,5 @@
-"""Memory budgets that are exceeded: the bytes that count, the rank that gets the error, and the world
-afterwards.
+"""`World(memory=...)` gives each rank a budget of bytes: which tensors count, which rank gets the error, and
+that the world can be used afterwards.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The emulated network takes the theory's time, orders operations on a shared line, and can be stopped."""
+"""`World(fabric=...)` emulates a network: operations take the time of the theory and can be stopped."""
 
 import time
 from dataclasses import replace
@@ -18,6 +18,7 @@ from three_axes.paper.schedules import gpipe
 
 pytestmark = pytest.mark.waits
 
+# Nodes of 4 ranks; bytes/s inside a node and between nodes, and seconds of latency.
 SLOW = replace(networks.nodes("two slow nodes", 4, 5e6, 1e6, 5e-3), intra_node_latency=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Explaining traces: the arithmetic of intervals, a trace made by hand, files that are no traces."""
+"""`three_axes explain` on traces of torch.profiler: arithmetic of intervals, a trace made by hand."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda s:
 
 
 def marked(spans) -> np.ndarray:
-    """The same, computed moment by moment."""
+    """The moments from 0 to 99 that lie in one of the spans."""
     line = np.zeros(100, bool)
     for start, end in spans:
         line[int(start) : int(end)] = True
@@ -57,6 +57,7 @@ def test_collectives_are_known_by_every_name(name, op):
 
 
 def write(path: Path, events: list, **beside) -> str:
+    """Write a trace. beside: further keys of the file. Returns its path."""
     path.write_text(json.dumps({"schemaVersion": 1, **beside, "traceEvents": events, "traceName": "x"}))
     return str(path)
 

@@ -1,5 +1,5 @@
-"""Files from unknown sources: each invalid one gets one sentence, and no name reaches the terminal
-unescaped.
+"""Traces and JSON files from unknown sources: an invalid file gets one sentence, and no name in it controls
+the terminal.
 """
 
 import json
@@ -81,7 +81,7 @@ STRANGE = st.sampled_from([None, True, -1, 0, 2**70, HUGE, math.nan, "", "x", []
 
 @given(st.lists(st.tuples(st.integers(0, 17), st.integers(0, 20), STRANGE), min_size=1, max_size=4), STRANGE)
 def test_a_trace_with_any_values_is_explained_or_refused(tmp_path_factory, changes, beside):
-    """An event, one of its fields or arguments, and what stands there instead."""
+    """changes: the number of an event, the place of one of its fields or arguments, and the new value."""
     events = by_hand()
     for number, place, value in changes:
         event = events[number % len(events)]

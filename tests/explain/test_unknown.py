@@ -1,4 +1,4 @@
-"""What a trace does not contain is not guessed: launches, kernels, steps, and ranks that are missing."""
+"""`three_axes explain` does not guess what a trace lacks: launches, names of kernels, steps, or ranks."""
 
 import json
 from pathlib import Path
@@ -32,6 +32,7 @@ def launched(
 
 
 def marked(lasts: float, n: int = 1) -> list[dict]:
+    """The profiler's marks of n steps."""
     return [x("user_annotation", f"ProfilerStep#{i}", i * lasts, lasts, 1) for i in range(n)]
 
 
@@ -152,7 +153,7 @@ def test_every_name_has_its_source():
 
 
 def test_kernels_that_are_not_recognised_have_a_row(tmp_path):
-    """Of 1,000 µs a stranger takes 200, of which 100 beside a collective; another takes less than 1 %."""
+    """Of 1,000 µs an unknown kernel takes 200, half of them beside a collective; another takes 9."""
     events = marked(1000) + launched(1, 0, 0, 500)
     events += launched(2, 5, 500, 200, "void secret::exchange<8>(int*)")
     events += launched(3, 6, 700, 9, "void secret::small(int*)") + [nccl("allreduce", "dp", 100, 600, 200)]

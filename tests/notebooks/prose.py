@@ -1,5 +1,5 @@
-"""The figures with which `test_figures` compares the prose, computed. The imports take a while, so only the
-worker that runs these tests imports this.
+"""The figures in the notebooks' prose, computed; `test_figures` compares both. The imports take a while, so
+only the process that runs these tests imports this file.
 """
 
 import math

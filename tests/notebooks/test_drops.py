@@ -1,4 +1,4 @@
-"""What drops 10 to 13 measure, record and compute outside their exercises."""
+"""What the functions of notebooks, above all of drops 10 to 13, measure, record and compute."""
 
 import importlib
 import json
@@ -127,7 +127,7 @@ def test_a_guess_is_answered_by_an_option_or_by_what_was_measured(answer, told):
     assert f"Measured: {told}." in guess.reveal(option, *why[:1]).text
 
 
-# What the first cell of a drop asks for, as a reader finds it by hand.
+# drop -> the number that its first cell asks for, computed by hand
 LACKING = re.search(r"needs (\S+) GB of (\S+) GB", d10.last_lines())
 FIRST = {
     "01": 3_297_792 * 4 / 1e6,

@@ -1,5 +1,5 @@
-"""Cards, cheat sheet, slides, the final, progress, Colab's cell, teachers' notes; and that every link and
-every name in the prose exists.
+"""What surrounds the notebooks: cards, cheat sheet, slides, the final quiz, progress, Colab, teachers' notes.
+And every link and every name in the prose must exist.
 """
 
 import copy
@@ -31,7 +31,7 @@ from tools import classroom, colab, printables, slides, wall
 from tools.pages import minutes
 
 ROOT = Path(__file__).resolve().parents[2]
-# A reader's own right function: a solution itself is judged, and not counted.
+# A right function that is not the solution itself: only this counts as passed.
 OWN = compiled(inspect.getsource(d01.fingerprint), d01.fingerprint)
 BOOKS = {path.name[:2]: nbformat.read(path, as_version=4) for path in NOTEBOOKS}
 TITLES = {n: book.cells[0].source.splitlines()[0].lstrip("# ") for n, book in BOOKS.items()}
@@ -628,7 +628,7 @@ def test_every_name_in_the_prose_exists(number):
                 thing = getattr(thing, name)
 
 
-# term -> the drop that makes it bold where it explains it; no drop before may use it
+# term -> the drop that explains it, in bold; no earlier drop may use it
 TERMS = dict(rank="01", twin="01", bucket="05", bubble="07", microbatch="07", budget="10", MFU="11")
 TERMS |= {"reduce-scatter": "02", "sequence parallelism": "06"}
 

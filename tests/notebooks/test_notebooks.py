@@ -30,6 +30,7 @@ FORM: list[Callable] = []  # the checks of each notebook's form
 
 
 def form(check: Callable) -> Callable:
+    """Add a check to FORM."""
     FORM.append(check)
     return check
 
@@ -54,7 +55,7 @@ def code(notebook) -> list:
 
 
 @form
-def a_setup_cell_stands_behind_the_title(path, notebook):
+def a_setup_cell_is_after_the_title(path, notebook):
     assert notebook.cells[1].metadata == FOLDED and len(notebook.cells[1].outputs) == 1
     repo = (re.search(r"github.com/(\S+)", notebook.cells[1].source) or ["", UNNAMED])[1]
     again = stamp(nbformat.read(path, as_version=4), path.relative_to(FOLDER).as_posix(), repo)
@@ -76,7 +77,7 @@ def title_minutes_and_outcome_come_first(path, notebook):
 
 
 @form
-def it_is_framed(path, notebook):
+def the_frame_is_of_tools_pages(path, notebook):
     """Minutes, place, links and closing cell are those that `python -m tools.pages` writes."""
     again = Course().frame(path, nbformat.read(path, as_version=4))
     assert [c.source for c in again.cells] == [c.source for c in notebook.cells]
@@ -109,7 +110,7 @@ def shown(cell) -> str:
 
 
 @form
-def its_core_is_read_in_six_minutes(path, notebook):
+def the_core_is_read_in_six_minutes(path, notebook):
     core = pages.core(notebook)
     cells = code(notebook)[2 : len([c for c in core if c.cell_type == "code"])]  # behind the set-up's two
     prose = pages.prose(core)
@@ -129,7 +130,7 @@ def its_core_is_read_in_six_minutes(path, notebook):
 
 
 @form
-def the_parts_stand_in_their_order(path, notebook):
+def the_parts_are_in_their_order(path, notebook):
     text_ = text(notebook)
     parts = pages.BOX, "## Practice: ", "## Check yourself", "## Cheat sheet", "**Next.**", pages.LATER
     places = [text_.find(part) for part in parts]
@@ -171,7 +172,7 @@ def sections(cells) -> list[str]:
 
 
 @form
-def it_has_three_questions_and_each_names_what_teaches_it(path, notebook):
+def there_are_three_questions_and_each_names_the_section_that_teaches_it(path, notebook):
     source = "\n".join(c.source for c in notebook.cells)
     answers = re.findall(r"<details><summary>\d\. .*?</details>", source, re.S)
     assert len(answers) == 3
@@ -182,8 +183,8 @@ def it_has_three_questions_and_each_names_what_teaches_it(path, notebook):
 
 
 @form
-def its_cards_name_what_teaches_them(path, notebook):
-    """The first three are asked at the end of the notebook: a core, or its box, must teach them."""
+def cards_name_the_section_that_teaches_them(path, notebook):
+    """The first three cards are asked at the end of the notebook, so its core or its box must teach them."""
     mine = [card for card in cards.load() if card.drop == drop_number(path)]
     everywhere = sections(notebook.cells)
     core = sections(notebook.cells[: pages.at(notebook, "## Practice")])
@@ -202,10 +203,10 @@ def _words_in(node: ast.AST) -> Iterator[ast.Constant]:
 
 
 @form
-def no_answer_stands_before_its_reveal(path, notebook):
-    """From the cell above a prediction to what is on one screen with it: two cells behind the one that
-    answers it. One word alone may stand anywhere. The cell that answers has no words of the answer: they are
-    in the drop's file.
+def no_answer_is_before_its_reveal(path, notebook):
+    """The answer to a prediction is not in the cells from the one above it to two cells after its reveal,
+    which a reader sees at once, except if it is a single word. The cell that reveals it has none of its
+    words: they are in the drop's file.
     """
     for i, cell in enumerate(notebook.cells):
         for name in re.findall(r"(\w+) = predict\(", cell.source) if cell.cell_type == "code" else ():

@@ -1,4 +1,4 @@
-"""Closed formulas for collectives agree with each other, and with what is known of gloo."""
+"""Formulas for the bytes and seconds of collectives agree with each other, with events, and with gloo."""
 
 from dataclasses import replace
 
@@ -79,14 +79,6 @@ def test_the_formula_of_a_ring_against_its_events(op, ranks):
         assert formula <= events * (1 + 1e-9)
         exact = payload in (0, 8e9) or len({r // 4 for r in ranks}) in (1, len(ranks))
         assert formula == pytest.approx(events, rel=0.02 if exact else 0.1)
-
-
-def test_slow_hops_are_few():
-    """Two nodes of four ranks have latencies of 0.1 ms inside and 1 ms between them. The ring takes 5 ms; 14
-    slow messages would take 14 ms.
-    """
-    assert hop_by_hop("all_reduce", 0, tuple(range(8)), TWO_NODES) == pytest.approx(5e-3)
-    assert seconds("all_reduce", 0, range(8), TWO_NODES) == pytest.approx(5e-3)
 
 
 def test_two_levels_where_they_are_faster():

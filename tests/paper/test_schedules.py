@@ -1,4 +1,4 @@
-"""Pipeline schedules: orders equal PyTorch's, times the published ones, bubbles and memory the formulas'."""
+"""Pipeline schedules: orders equal PyTorch's, bubbles equal published ones, memory equals the formulas."""
 
 from unittest import mock
 

@@ -19,7 +19,7 @@ from three_axes.plan import Axes, Layout
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = """
     Axis("zp", "zebra parallel", "the stripes", "layer", "zebra parallel", "m · all", beside="tp"),"""
-# The new axis sends by one operation in each layer, as any axis does.
+# A program that adds one operation along the new axis to each layer, and prints what the commands print.
 CODE = """
 import contextlib, io, json, sys
 from three_axes.__main__ import main

@@ -13,7 +13,6 @@ from three_axes.plan.cost import step_terms
 from three_axes.plan.data_parallel import adapter_share, synchronisation
 from three_axes.plan.flags import SOURCES, flags
 from three_axes.plan.job import MATRICES, Lora
-from three_axes.plan.layout import Axes
 from three_axes.plan.meeting import close_calls
 from three_axes.plan.memory import stage_states
 from three_axes.plan.operations import head, layer
@@ -122,8 +121,8 @@ def test_time_falls_and_no_figure_of_full_training_moves():
         assert sum(less.values()) <= sum(lora.values())
         wide = terms(replace(JOB, lora=Lora(16, four_bit=True)), layout)
         assert wide["casts"] > 0 and sum(wide.values()) > 0
-    # FSDP gathers frozen weights too, twice a microbatch, but reduces only the adapters' gradients: it sends
-    # 4 of 4 + 2 bytes.
+    # FSDP gathers frozen weights too, twice a microbatch, but reduces only the adapters' gradients. So it
+    # sends 4 of 4 + 2 bytes.
     dp = lambda job: sent(job, Layout(dp=8, zero=3))["dp"]
     narrow = replace(JOB, framework=MEGATRON.but(gradient_bytes=2))
     assert dp(LORA) == pytest.approx(2 / 3 * dp(narrow), rel=0.03)
@@ -373,4 +372,3 @@ def test_every_kind_of_matrix_is_adapted_by_name():
                 if op.name.startswith("adapter of")
             }
     assert named == set().union(*MATRICES.values())
-    assert Axes._fields == ("dp", "tp", "pp", "cp", "ep", "etp")

@@ -15,7 +15,7 @@ JOB = Job(find_model("llama-3-70b"), CLUSTERS["dgx-h100"], 128, 8192)
 
 
 def simulated(seen: Interruptions, useful: float, seed: int) -> float:
-    """The share of the time that trains, in a simulation with interruptions at random times."""
+    """The share of time spent on training, in a simulation with interruptions at random times."""
     chance, clock, done = random.Random(seed), 0.0, 0.0
     while done < useful:
         until, at = chance.expovariate(1 / seen.between), 0.0

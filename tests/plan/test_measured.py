@@ -59,16 +59,7 @@ def test_a_printed_layout_can_be_read_back():
     "text",
     [
         "",
-        "=",
-        "dp 8 = ",
-        "4.1",
-        "4.1 parsecs",
-        "dp eight = 4 s",
-        "-1 s",
-        "0 s",
-        "4..1 s",
-        "dp 8 dp 4 = 3 s",
-        "b 1 b 1 = 3 s",
+        *"=|dp 8 = |4.1|4.1 parsecs|dp eight = 4 s|-1 s|0 s|4..1 s|dp 8 dp 4 = 3 s|b 1 b 1 = 3 s".split("|"),
     ],
 )
 def test_what_is_no_measurement_is_refused(text):

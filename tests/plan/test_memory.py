@@ -81,7 +81,7 @@ def test_korthikantis_table_2(t):
     job = Job(model, seq_len=s, framework=UNFUSED)
     split = dict(tp=t, microbatch=b)
     plain = split | {"sequence_parallel": False}
-    formulas = {  # the names in the data file -> how we say it
+    formulas = {  # name in the data file -> layout
         "tensor parallel": Layout(**plain),
         "tensor+sequence parallel": Layout(**split),
         "tensor parallel + selective recompute": Layout(**plain, recompute="selective"),

@@ -60,7 +60,7 @@ def test_measured_rings_set_the_pace_where_they_are_slower():
 
 @given(st.permutations(["dp", "tp", "pp"]), *(st.sampled_from([1, 2, 3, 4, 8, 16]) for _ in range(4)))
 def test_two_axes_never_get_a_nodes_links_at_once(order, d, t, p, node):
-    """`reach` returns for an axis how its groups are spread over nodes. The axes' members inside a node
+    """`reach` returns how an axis's groups are spread over nodes. The axes' numbers of members inside a node
     multiply to at most the node's GPUs.
     """
     layout = Layout(dp=d, tp=t, pp=p, order=tuple(order))

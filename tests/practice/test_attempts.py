@@ -1,10 +1,10 @@
-"""The answers to natural attempts. `attempts.csv` has, for each exercise, changes to its solution that are
-not among its own edits, and the answer of the check. No mistake passes, none gets a wrong name, most get a
-name; and right attempts that are written differently pass.
+"""Attempts at exercises get the answers in `attempts.csv`. No wrong attempt passes or gets a wrong name, most
+get a name, and right attempts that are written differently pass.
 
-change: like an edit of an exercise, `text => other text`; several are separated by ` & `, and ⏎ ends a line.
-Or a whole function, if it is written differently from the solution. told: the mistake's name; (observed) if
-the check describes what it observed, without a name; (crashed) if it gives the ranks' own report; (right).
+A row has an exercise, a change of its solution that is not among the edits the exercise knows, and the
+answer. change: `text => other text`; several are separated by ` & `, and ⏎ ends a line; or a whole function.
+told: the mistake's name; (observed) if the check describes what it observed, without a name; (crashed) if it
+gives the ranks' own report; (right).
 """
 
 import csv
@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("judges_share_worlds")]
 
 with open(Path(__file__).with_name("attempts.csv"), encoding="utf-8") as f:
     ROWS = [tuple(row.values()) for row in csv.DictReader(f)]
-# Names for descriptions of what was observed.
+# How names begin that only describe what was observed.
 OBSERVED = ("another ", "other ")
-# For these, ranks measure what the attempt is called with.
+# Ranks measure the inputs of these exercises.
 MEASURED = ("d01.fingerprints", "d10.cheapest", "d11.placing")
 ON_PAPER = {
     name: [(change, expected) for of, change, expected in ROWS if of == name]
@@ -33,7 +33,7 @@ ON_PAPER = {
 
 
 def told(answer) -> str:
-    """What a row has for an answer."""
+    """An answer in the words of the table's column `told`."""
     if answer is None or answer.kind == "right":
         return "(right)"
     if answer.misconception and not answer.misconception.startswith(OBSERVED):
@@ -42,7 +42,7 @@ def told(answer) -> str:
 
 
 def is_told(answer, expected: str) -> bool:
-    """A row may also have one of the names for descriptions."""
+    """Whether an answer is the expected one. A row may also have a name that only describes."""
     return expected in (told(answer), answer and answer.misconception)
 
 

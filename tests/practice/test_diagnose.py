@@ -1,4 +1,4 @@
-"""The answers to a reader's own schedule."""
+"""`diagnose` reads a pipeline schedule that somebody wrote, and explains what is wrong with it."""
 
 import pytest
 

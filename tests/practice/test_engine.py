@@ -1,6 +1,4 @@
-"""The engine of exercises by itself: what it reads, runs and compares, and its answers to unknown
-mistakes.
-"""
+"""The engine that checks exercises, tried on small exercises: what it reads, runs, compares and answers."""
 
 from collections import namedtuple
 from functools import partial

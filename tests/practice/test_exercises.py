@@ -1,5 +1,5 @@
-"""Every exercise: its solution passes, an empty attempt is not started, and each known mistake, made as an
-edit of the solution, gets its own name and no other's.
+"""Every exercise: its solution passes, an empty attempt counts as not started, and each known mistake (an
+edit of the solution) gets its own name.
 """
 
 import ast

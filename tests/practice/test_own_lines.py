@@ -1,4 +1,4 @@
-"""The cost model that a reader writes in drop 13, and what drop 14 chooses by it."""
+"""The cost model that learners write in drop 13, and the layouts that drop 14 chooses with it."""
 
 import ast
 import copy
@@ -43,7 +43,7 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def single_changes() -> Iterator[tuple[int, str, str, Callable]]:
-    """(line, what was there, what stands there now, the function), for each single change of the solution."""
+    """(line, old expression, new expression, changed function) for each single change of the solution."""
     tree = ast.parse(SOURCE)
     for place, node in enumerate(ast.walk(tree)):
         for number, changed in enumerate(changes(node)):
@@ -71,7 +71,7 @@ def test_no_single_change_of_a_term_is_praised(one_a_line):
         try:
             run = Run(cases, [{"values": [attempt(*case) for case in cases]}])
         except (ZeroDivisionError, IndexError, TypeError):
-            continue  # a crash, and told as one
+            continue  # a crash is no praise
         if d13.written.judged(run, does) is None:
             passed.append((old, new))
     # "compute hides DP" under ZeRO-3, and a chunk's share: within a tenth, and the praise says so.

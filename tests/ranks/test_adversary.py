@@ -1,4 +1,4 @@
-"""What a hostile or unlucky reader may do to the ranks. Each of these cases once failed."""
+"""Calls and cells that harm the ranks or their processes. Each of these cases once failed."""
 
 import os
 import pickle
@@ -52,7 +52,7 @@ def test_a_rank_that_forks_is_one_rank(pair, capfd):
 
 @linux
 def test_a_rank_that_imports_world_starts_no_server_of_its_own(pair):
-    """Like a reader's own module that is used on ranks; its import once took seconds on each rank."""
+    """As a module does that a notebook sends to the ranks: its import once took seconds on each rank."""
 
     def imports():
         from helpers import World, progress  # noqa: F401

@@ -1,5 +1,5 @@
-"""Faults of the place where a World is made: no folder, no Unicode, a process that may not start others. And
-what a failed operation leaves behind.
+"""A World in a process without a folder, without Unicode, or that may not start others. And calls after an
+operation that failed.
 """
 
 import time
@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from helpers import rank_state
 
+# name -> (a program, after BEGIN; what it must print)
 BEGIN = "import os, multiprocessing, sys\nfrom helpers import World\n"
 PROGRAMS = {
     "in a folder that is gone": (

@@ -1,5 +1,5 @@
-"""The kernel's folder: found again, made again, with a short path, and removed with its owner; and so are the
-ranks. And messages of a rank that stops in the middle, or that cannot print its own error.
+"""The kernel's folder of temporary files: it is made again, has a short path, and is removed with its kernel.
+And the messages about a rank that stops in a call, or that cannot print its own error.
 """
 
 import os

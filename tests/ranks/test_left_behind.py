@@ -1,5 +1,5 @@
-"""Separate scripts and kernels: in whatever way they end, no rank, file or socket is left behind, and nothing
-else of the kernel is harmed.
+"""Scripts and kernels in processes of their own: in whatever way they end, no rank, file or socket is left
+behind, and nothing else in the kernel is changed.
 """
 
 import gc
@@ -29,12 +29,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(*script, cwd=None) -> subprocess.Popen:
-    """A kernel in a group of its own, like Jupyter's."""
+    """Start Python with this script in a process group of its own, as Jupyter starts a kernel."""
     how = dict(start_new_session=True, cwd=cwd, env=dict(os.environ, PYTHONPATH=str(ROOT)))
     return subprocess.Popen([sys.executable, *script], stdout=subprocess.PIPE, text=True, **how)
 
 
 def printed(script: str) -> list[str]:
+    """The lines that a script prints, in a process of its own."""
     return start("-c", textwrap.dedent(script)).communicate(timeout=100)[0].splitlines()
 
 
@@ -285,7 +286,7 @@ def test_a_limit_on_open_files_gets_a_sentence():
     ids=["umask", "nproc"],
 )
 def test_a_limit_of_the_system_gets_a_sentence(limit, error, advice):
-    """Root may do all of it, so root's tests try it as nobody."""
+    """The limits do not hold for root, so the user nobody runs the code if the tests run as root."""
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.getuid() == 0 else []
     run = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, timeout=60)
     if nobody and not shutil.which("setpriv"):

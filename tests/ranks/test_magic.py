@@ -1,5 +1,5 @@
-"""What a notebook prints when a %%ranks cell fails: the cell's own number, and advice for a cell. And that
-%%ranks is registered in time.
+"""What a notebook prints when a %%ranks cell fails: the cell's own number, and advice for a cell. And %%ranks
+must be known in a kernel that has only imported `helpers`.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""When a call is stopped whose ranks can never continue, and what is said of ranks that do not move."""
+"""When a call is stopped whose ranks can never continue, and the notes about ranks that do not move."""
 
 import itertools
 import time
@@ -16,13 +16,14 @@ from three_axes import counting, lines
 from three_axes.count.moves import Begun, Channel, Look, Operation, Waiting
 
 EVERYBODY = (0, 1, 2)
+# Answers of a rank to a poll: it waits in a collective, it has moved, it has finished.
 CHANNEL = Channel("collective", "0", EVERYBODY)
 STANDS = Look(1, Waiting((Operation(CHANNEL, 1, EVERYBODY),)), False, {CHANNEL: Begun(1)})
 MOVES, FINISHED = Look(0), Look(0, ended=True)
 
 
 class Ranks(SimpleNamespace):
-    """Processes: ranks 0 and 1 return the given looks one after the other; rank 2 has finished."""
+    """Three ranks: ranks 0 and 1 give these looks to one poll after the other; rank 2 has finished."""
 
     def __init__(self, looks):
         super().__init__(calls=itertools.count(), processes=EVERYBODY, looks=iter(looks))

@@ -1,4 +1,4 @@
-"""Ranks that are spawned, as on macOS, and the spares that wait beside them.
+"""Ranks that are spawned, as on macOS, and the spare processes that wait to become ranks.
 
 THREE_AXES_SPAWN=1 python -m pytest tests/ranks/test_world.py, and any other test or notebook, runs with them.
 """
@@ -35,7 +35,7 @@ SCRIPT = """
     assert world.pids[0] == waiting[1] and world.run(lambda: 2) == [2, 2]
     assert len(pids()) == 2
 
-    fork = os.fork()                        # holds nothing that spares or ranks wait for
+    fork = os.fork()                        # must not keep spares or ranks alive
     if fork == 0:
         time.sleep(120)
         os._exit(0)

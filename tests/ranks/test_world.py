@@ -27,6 +27,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def total():
+    """On a rank: the sum of all ranks' numbers, counted from 1."""
     x = torch.tensor([dist.get_rank() + 1.0])
     dist.all_reduce(x)
     return x.item()
@@ -38,6 +39,7 @@ def assert_usable(world):
 
 
 def fails(world, fn, *args, within: float, **kwargs) -> RankError:
+    """The error of a call, which must come within about so many seconds. The world must be usable then."""
     start = time.monotonic()
     with pytest.raises(RankError) as caught:
         world.run(fn, *args, **kwargs)
@@ -48,6 +50,8 @@ def fails(world, fn, *args, within: float, **kwargs) -> RankError:
 
 
 def alive(pids) -> list[int]:
+    """Those of these processes that have not ended."""
+
     def state(pid):
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -120,7 +124,7 @@ def test_real_processes_with_one_thread_each(world):
 
 
 def test_a_world_starts_where_the_kernel_is(monkeypatch, tmp_path):
-    """Works in a folder without write permission too, and the kernel does not change its folder for that."""
+    """This holds in a folder without write permission too, and the kernel does not change its own folder."""
     monkeypatch.setenv("LESSON", "six")
     monkeypatch.chdir(tmp_path)
     tmp_path.chmod(0o500)

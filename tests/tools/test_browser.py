@@ -1,5 +1,5 @@
-"""The reader's path in a real browser: JupyterLab as `make lab` starts it, and a headless Chromium that
-clicks and types. What a page displays without a kernel, and in the dark, is tested in test_browser_stored.py.
+"""The notebooks in a real browser: JupyterLab as `make lab` starts it, and a headless Chromium that clicks
+and types. test_browser_stored.py tests pages without a kernel, and the dark theme.
 
 If no Chromium is found, these tests are skipped with a message. .ci/run installs one.
 """
@@ -54,7 +54,7 @@ def _write(file: Path, content: dict) -> None:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """The address of a JupyterLab over the reader's copies, and the folder in which it keeps its files."""
+    """The address of a JupyterLab with copies of the notebooks, and the folder of its files."""
     folder = tmp_path_factory.mktemp("lab")
     for name, content in SETTINGS.items():
         _write(folder / "settings" / f"{name.replace(':', '/')}.jupyterlab-settings", content)
@@ -95,7 +95,7 @@ def page(lab):
 
 
 def show(page, **how) -> None:
-    """Open a notebook: how has its path, and what else the command of JupyterLab takes."""
+    """Open a notebook. how: its path, and other arguments of JupyterLab's command."""
     page.evaluate("how => { window.jupyterapp.commands.execute('docmanager:open', how) }", how)
     page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell", timeout=2 * MINUTE)
 
@@ -191,8 +191,9 @@ def notebook(page, lab, request):
     opened.close()
 
 
-# Of what a reader has in front of him: the cell that has run or the next one, and the outputs so far.
-# JupyterLab scrolls before an output comes, which may push the next cell under the edge until the next press.
+# What is wrong on the screen. off: neither the last cell nor the next one is visible; wide, empty: numbers
+# of outputs that are too wide, and of pictures without content. JupyterLab scrolls before an output is added,
+# which may move the next cell below the edge.
 SEEN = """() => {
     const notebook = window.jupyterapp.shell.currentWidget.content
     const panel = notebook.node.getBoundingClientRect()
@@ -207,7 +208,7 @@ SEEN = """() => {
     } }"""
 
 
-OFTEN = ("01", "07", "14")  # the others, which are built of the same parts, once a week
+OFTEN = ("01", "07", "14")  # the other notebooks have the same parts, and are tested once a week
 CORES = [
     pytest.param(number, marks=pytest.mark.slow if number in OFTEN else pytest.mark.exhaustive)
     for number in map(drop_number, notebooks())
@@ -216,8 +217,8 @@ CORES = [
 
 @pytest.mark.parametrize("notebook", CORES, indirect=True)
 def test_a_core_as_a_reader_goes_through_it(notebook):
-    """To the practice and back; a click on an answer, which makes that cell the next to run, and Shift+Enter
-    on and on.
+    """Follow the link to the practice, go back, and press Shift+Enter from cell to cell. Click on an answer,
+    which makes its cell the next to run.
     """
     page, book = notebook.page, nbformat.read(notebook.path, as_version=4)
     page.locator(".jp-Notebook:visible a", has_text=re.compile(r"^practice \d+$")).click()
@@ -292,7 +293,7 @@ IMAGES = ".three-axes-explorer img, img.three-axes-explorer"
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", ["02"], indirect=True)
 def test_explorers_begin_as_python_says_and_move_by_keyboard_and_by_mouse(notebook):
-    """All that the drops have, one after the other, in a notebook that has none of its own."""
+    """All explorers of the notebooks, one after the other, in a notebook that has none."""
     for call in sorted(EXPLORERS):
         notebook.run_instead(f"from helpers.draw import explore\n{call}")
         begins_and_moves(notebook, call)

@@ -55,7 +55,7 @@ def put_away(page) -> None:  # noqa: F811
 
 
 def change_theme(page, theme: str) -> None:  # noqa: F811
-    """Until it is there: one that is asked for while another comes is not heard."""
+    """Change the theme, and wait for it: JupyterLab ignores a second change before the first has ended."""
     page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
     light = str(theme == "JupyterLab Light").lower()
     page.wait_for_function(f"() => document.body.dataset.jpThemeLight == '{light}'", timeout=MINUTE)

@@ -1,5 +1,5 @@
-"""The reader's copies of the drops. A wheel in fresh environments, each command in an empty folder. From
-where `make` installs torch. Nothing is fetched from a network.
+"""The copies of the notebooks that `make lab` makes. The wheel in fresh environments, each command in an
+empty folder. From where `make` installs torch. Nothing is fetched from a network.
 """
 
 import functools
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = Path(numpy.__file__).parents[1]  # which has all of [test]
 
 
-# -- the reader's own copy -----------------------------------------------------------------------------
+# -- copies of the notebooks ---------------------------------------------------------------------------
 
 
 def test_a_copy_is_made_once_and_is_the_readers(tmp_path):
@@ -214,8 +214,8 @@ def test_every_command_is_tried_from_a_wheel():
     assert set(SIZING) | set(COMMANDS) == set(every)
 
 
-def accepts_connections(port: int) -> None:
-    """Wait until it does: a server prints its address a little earlier."""
+def wait_until_it_listens(port: int) -> None:
+    """Wait until something listens on the port: a server prints its address a little earlier."""
     for _ in range(600):
         try:
             return create_connection(("localhost", port)).close()
@@ -237,7 +237,7 @@ def test_the_lab_of_a_wheel_has_the_readers_copies_and_a_kernel_that_knows_the_c
         while not (address := opens.search(printed)):
             assert (line := server.stderr.readline()), printed
             printed += line
-        accepts_connections(port)
+        wait_until_it_listens(port)
         ask = lambda path: json.load(urllib.request.urlopen(address[1] + path + address[2], timeout=60))
         names = {entry["name"] for entry in ask("api/contents/three-axes")["content"]}
         assert names == {p.name for p in (ROOT / "notebooks").glob("*.ipynb")} | {"beyond"}
@@ -275,7 +275,7 @@ DOCUMENTED = re.findall(r"^\| (pip|uv alone) \| `(.+?)`", (ROOT / "docs" / "inst
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name, command", DOCUMENTED)
 def test_what_the_documents_say_installs_the_course(name, command, tmp_path):
-    """With three-axes lab's place taken by the doctor's first check."""
+    """The documented command, except that `three-axes doctor 1` replaces `three-axes lab`."""
     venv.create(tmp_path / "venv", with_pip=name == "pip")
     bins = [tmp_path / "venv" / "bin", Path(sys.executable).parent]
     environ = {"PATH": os.pathsep.join([*map(str, bins), os.environ["PATH"]])}

@@ -1,5 +1,5 @@
-"""The site: its frames against the simulator, every link, which parts stay folded, a browser at
-three widths.
+"""The web site: its pictures (frames) equal the simulator's, every link leads somewhere, answers stay folded,
+and a browser shows it at three widths.
 """
 
 import itertools

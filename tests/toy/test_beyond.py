@@ -1,5 +1,5 @@
-"""Pieces of the toy beyond the three axes equal the twin: FSDP in time, context and experts. Further tests
-are about runs that stop: their flight records, and the tools that read them.
+"""FSDP's order of calls, context parallelism and experts of the toy equal a model in one process (the twin).
+Further tests are about runs that hang: their flight records, and the tools that read them.
 """
 
 import pickle

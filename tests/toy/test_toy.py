@@ -1,4 +1,4 @@
-"""Each split of the toy model equals its twin: loss, gradients and weights, over three steps."""
+"""Each split of the toy model equals the whole model in one process (the twin): loss, gradients, weights."""
 
 import pytest
 import torch
@@ -12,11 +12,12 @@ from three_axes.plan.frameworks import TOY
 from three_axes.plan.traffic import calls
 
 STEPS, RATE = 3, 0.1
-PLAIN, ODD = {}, {"tied": True, "frozen": True}
+PLAIN, ODD = {}, {"tied": True, "frozen": True}  # kinds of models: arguments of `prepare`
 slow = lambda *case: pytest.param(*case, marks=pytest.mark.slow)
 
 
 def prepare(seed, tied=False, frozen=False, **sizes):
+    """A small model in float64. If `frozen`, one of its matrices is not trained."""
     model = toy.ToyTransformer(seed=seed, tied=tied, hidden=32, seq_len=16, **sizes).double()
     if frozen:
         model[2].mlp.up.weight.requires_grad_(False)

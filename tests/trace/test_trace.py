@@ -1,5 +1,5 @@
-"""The real model is traced on fake ranks. Its collectives equal the formula to the byte. Its memory equals
-the theory, whose assumptions are in `is_the_theory`.
+"""A real model is traced on fake ranks (`three_axes.trace`): its collectives equal the planner's to the byte,
+and its memory is the planner's within a few percent.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Checkpoints and metrics that have changed since they were saved are never read without a message."""
+"""A damaged checkpoint or file of metrics is found: the run continues from what is intact, with a message."""
 
 import json
 import os

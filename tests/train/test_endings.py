@@ -1,4 +1,4 @@
-"""Runs of helpers.train that are killed or have a full disk. And checkpoints in the background."""
+"""Runs of helpers.train that are killed or whose disk is full. And checkpoints written in the background."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_fails_raises_on_every_rank(pair, tmp_path, in_backgro
 
 
 def test_the_last_checkpoints_are_kept(pair, tmp_path):
-    (tmp_path / "step-000099x").mkdir()  # was never a checkpoint, and is nobody's business here
+    (tmp_path / "step-000099x").mkdir()  # no checkpoint: it must stay
     config = Config(hidden=32, seq_len=16, batch=8, dp=2, steps=8, every=2, keep=2, out=str(tmp_path))
     pair.run(lambda config: train.train(config).number, config)
     kept = sorted(p.name for p in tmp_path.iterdir() if p.is_dir())

@@ -1,5 +1,5 @@
-"""GPUs, on machines without any: decisions by themselves, and everything else with stand-ins (tests/standin).
-Tests marked gpu also run on a real GPU, which four ranks share (`make test-gpu`).
+"""Ranks on GPUs, tested on machines without a GPU: processes believe in GPUs that tests/standin plays. Tests
+marked gpu also run on a real GPU, which four ranks share (`make test-gpu`).
 """
 
 import hashlib
@@ -33,7 +33,7 @@ on_gpu = pytest.mark.gpu
 really = pytest.mark.skipif(not REAL, reason="stand-ins run no kernels; four of them fail and train")
 
 
-# -- who takes which ---------------------------------------------------------------------------
+# -- which rank takes which GPU ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -260,6 +260,7 @@ def python(*arguments: str, environ: dict) -> tuple[str, str]:
 
 
 def examined(checks: str, environ: dict) -> str:
+    """What the doctor prints for these checks, all of which must be ok."""
     output, _ = python("-m", "three_axes", "doctor", *checks.split(), environ=environ)
     assert f"{len(checks.split())} ok, 0 WRONG, 0 skipped" in output
     return output
@@ -283,7 +284,7 @@ FOUR_GPUS = [
     "6 layouts of 4 on GPUs",
     "launched: 2 ranks on GPUs over NCCL, one for each",
 ]
-# Colab. Four ranks share it, and its ranks of the CPU are more than its GPUs.
+# As on Colab.
 ONE_GPU = [
     "ranks can share a GPU over",
     "4 on 1 GPU after",
@@ -608,24 +609,11 @@ def test_traces_of_ranks_that_share_are_explained_with_a_doubt(standin, tmp_path
 @pytest.mark.slow
 def test_tasks_that_see_one_gpu_each_and_know_no_local_rank(standin):
     """srun --gpus-per-task=1, with the variables that the manual names."""
-    port = free_port()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *SMALL_RUN, *"--steps 2 --tp 2".split()],
-            cwd=HERE.parent,
-            env=standin(2)
-            | {
-                "RANK": str(r),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-                "CUDA_VISIBLE_DEVICES": str(r),
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for r in range(2)
-    ]
+    command = [sys.executable, *SMALL_RUN, *"--steps 2 --tp 2".split()]
+    how = dict(cwd=HERE.parent, stderr=subprocess.PIPE, text=True)
+    environ = standin(2) | dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    names = [dict(RANK=r, CUDA_VISIBLE_DEVICES=r) for r in "01"]
+    ranks = [subprocess.Popen(command, env=environ | of_rank, **how) for of_rank in names]
     output = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], output
     assert output[0].startswith("2 ranks on GPUs over NCCL, one for each\n")

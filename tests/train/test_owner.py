@@ -1,4 +1,4 @@
-"""One run owns its folder, and ranks end with their launcher."""
+"""Only one run at a time may use a folder of checkpoints, and ranks end with their launcher."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ with owning(Path(sys.argv[1]), print):
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that holds a folder, started by other(*prefix)."""
+    """other(*prefix) starts a process that owns the folder `run`. prefix: words before its command."""
     started = []
 
     def other(*prefix: str) -> subprocess.Popen:

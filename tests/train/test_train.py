@@ -1,4 +1,6 @@
-"""The real sharded training: every layout equals the twin, and continues with any other layout."""
+"""`helpers.train`: under every layout its losses equal those of one process (the twin), and a checkpoint can
+be continued under any other layout.
+"""
 
 import io
 import itertools
@@ -25,9 +27,8 @@ from helpers.ranks.launched import store_of_attempt
 from helpers.train import Config, Trainer
 from tools.doctor.training import SMALL_RUN, expect_twins_losses
 
-SMALL = Config(
-    hidden=32, seq_len=16, batch=16, steps=20, warmup=5, clip=0.5
-)  # clipped from the first step on
+# Its gradients are clipped from the first step on.
+SMALL = Config(hidden=32, seq_len=16, batch=16, steps=20, warmup=5, clip=0.5)
 HERE = Path(__file__).resolve().parents[1]
 
 
@@ -44,6 +45,7 @@ def layouts() -> list[dict]:
     return made
 
 
+# Layouts that `make test` runs, and layouts of eight ranks that `make test-all` runs.
 QUICK = [
     dict(dp=2, tp=2, pp=2, sp=True, schedule="1F1B", layers=4),
     dict(dp=4, tp=1, pp=2, sp=False, schedule="interleaved", layers=4),
@@ -82,7 +84,7 @@ def twin():
 
 
 def small(dp=1, tp=1, pp=1, **choice) -> Config:
-    """With the fewest microbatches, which are what costs time: the default is twice as many."""
+    """SMALL with another layout and with the fewest microbatches, because more of them take more time."""
     return replace(SMALL, dp=dp, tp=tp, pp=pp, **{"microbatch": SMALL.batch // dp // pp} | choice)
 
 
@@ -240,7 +242,6 @@ def main_of(run: Path, *options: str) -> tuple[int, str, str]:
 
 
 def test_rank_0_prints_a_refusal_and_all_ranks_exit_with_2(tmp_path):
-    """Each within a moment of the group's forming: what is said has the time since then."""
     (tmp_path / "a_file").write_text("")
     for options, sentence in (
         ("--tp 3", "dp 1 · tp 3 · pp 1 is 3 ranks, not 2"),

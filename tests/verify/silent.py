@@ -1,6 +1,4 @@
-"""Right parallel programs, and edits that make their training wrong without an error. data/silent
-has both.
-"""
+"""The parallel programs of data/silent, and edits that make their training wrong without an error."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ JOBS = jobs.jobs()
 
 
 class Over(BaseException):
-    """The last step has been watched."""
+    """Ends a job after the last step that is watched."""
 
 
 def watched(job: jobs.Job, steps: int = 5) -> tuple[str, list[str]]:

@@ -1,5 +1,5 @@
-"""Copies that were equal must stay equal: the marks that are compared, and a reader's script under
-torchrun.
+"""Copies of a tensor that were equal must stay equal. Here are the marks (random sums) by which `verify`
+compares copies, and `verify` on a script.
 """
 
 import shutil
