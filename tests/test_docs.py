@@ -1,6 +1,4 @@
-"""README.md and docs/: the glossary's words are in the linked notebooks, and pictures are those of
-the notebooks.
-"""
+"""README.md and docs/: the glossary's words are in the notebooks, and pictures are those of the notebooks."""
 
 import re
 from functools import cache

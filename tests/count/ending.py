@@ -55,9 +55,7 @@ def _meets(helps) -> None:
 
 
 def when_it_has_ended(leaves):
-    """Add a program to ENDS as `by` does. On rank 0 `leaves` gets the future of a collective that rank 1
-    calls late.
-    """
+    """Add a program as `by` does. `leaves` gets the future of a collective that rank 1 calls late."""
     ENDS[leaves.__name__] = functools.partial(_follows, leaves)
     return leaves
 
@@ -182,9 +180,7 @@ def message_to_anybody_and_one_to_be_told_from_it():
 
 @ends
 def views_of_one_buffer():
-    """A receive into one half of a buffer is not finished while a functional collective uses the
-    other half.
-    """
+    """A receive into one half of a buffer ends after a functional collective on the other half."""
     some, x = dist.new_group([0, 2, 3]), torch.zeros(8)
     late = LONG if dist.get_rank() == 2 else 0
     work = dist.irecv(x[4:], 1) if dist.get_rank() == 0 else None

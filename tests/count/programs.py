@@ -268,9 +268,7 @@ def run(program: Program) -> None:
 
 
 def on_ranks(programs: Iterable[Program]) -> list[float]:
-    """Run programs on real ranks. Returns, for each that hangs, the seconds from the last start of an
-    operation to the error.
-    """
+    """Run programs on real ranks. Returns the seconds from the last operation to the error, of each hang."""
     from helpers.ranks.failure import RankError
     from helpers.ranks.world import World
 

@@ -495,9 +495,7 @@ def more(rows, op: str, factor: float, types: str = "bfloat16"):
 
 
 def test_while_a_cuda_graph_is_captured_no_work_is_queried(monkeypatch):
-    """While a CUDA graph is captured, no Work may be asked whether it has completed: that ends the capture
-    with an error.
-    """
+    """A query whether a Work has completed would end the capture with an error."""
     methods = dict(capture_begin=lambda self, pool: None, capture_end=lambda self: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (), methods))
     asked, is_completed = [], dist.Work.is_completed

@@ -229,9 +229,7 @@ def called_by_one():
 
 @pytest.mark.parametrize("fn", [received_by_nobody, sent_by_nobody, called_by_one])
 def test_an_operation_that_no_rank_waits_for_stops_no_rank(world, fn, capsys):
-    """A program ends although one of its operations can never end, if no rank waits for that operation. It
-    also ends in PyTorch alone.
-    """
+    """The program ends in PyTorch alone, too."""
 
     def run():
         fn()

@@ -123,9 +123,7 @@ def test_ddp_functional_collectives_and_meshes_are_counted(world, backward_of):
 
 
 def test_a_sparse_gradient_counts_with_its_indices(world):
-    """Each rank has two rows of 4 numbers and the index of each row, and gathers those of the other three
-    ranks.
-    """
+    """Each rank has two rows of 4 numbers with their indices, and gathers those of three other ranks."""
 
     def sparse():
         rows = torch.sparse_coo_tensor([[0, dist.get_rank()]], torch.ones(2, 4), (10, 4))

@@ -27,9 +27,7 @@ def test_a_program_that_ends_by_itself_is_never_called_hung(world, name, tmp_pat
 
 @pytest.fixture(scope="module")
 def alone():
-    """A world in which no program of ENDS has run. A thread that such a program left would prevent
-    a proof.
-    """
+    """A world in which no program of ENDS has run: a thread that one left would prevent a proof."""
     with World(4) as made:
         yield made
 

@@ -1,6 +1,4 @@
-"""Traces and JSON files from unknown sources: an invalid file gets one sentence, and no name in it controls
-the terminal.
-"""
+"""Traces and JSON files from unknown sources: an invalid file gets one sentence."""
 
 import json
 import math

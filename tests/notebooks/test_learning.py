@@ -553,9 +553,7 @@ SLOW = [pytest.param(clone, marks=pytest.mark.slow) for clone in ("../..", "thre
 
 @pytest.mark.parametrize("clone", ["..", *SLOW])
 def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone):
-    """A folder with a notebook, and a clone over it or beside it; an interpreter that does not know the
-    course.
-    """
+    """A notebook's folder, a clone above or beside it, and a Python that does not know the course."""
     inside = {"..": "course/notebooks", "../..": "course/notebooks/beyond"}
     root = tmp_path / inside.get(clone, "content")
     root.mkdir(parents=True)

@@ -166,9 +166,7 @@ def test_a_slow_last_stage_sets_the_pace():
 
 
 def test_messages_between_ranks_take_time():
-    """One microbatch passes through four stages on two ranks. In the interleaved order all six hops are
-    messages, in the V only four.
-    """
+    """On two ranks a microbatch has six messages in the interleaved order, and four in the V."""
     for schedule, sends in ((interleaved(2, 1, 2), 6), (zb_v(2, 1), 4)):
         at_once, late = (simulate(schedule, Times(send=send)).makespan for send in (0.0, 0.25))
         assert late == at_once + 0.25 * sends

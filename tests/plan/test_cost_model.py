@@ -89,9 +89,7 @@ def test_eight_of_ten_runs_lie_inside_what_other_sets_give():
 
 
 def by_source() -> dict[str, float]:
-    """Source -> the share of its runs that lie in the interval which all other sources give, of kinds that
-    have one.
-    """
+    """Source -> the share of its runs that lie in the interval of all other sources, if there is one."""
     held, many = Counter(), Counter()
     for one in published():
         if (one["generation"], one["experts"]) not in ELSEWHERE:

@@ -46,9 +46,7 @@ def test_both_foldings_partition_the_ranks(d, c, t, p, ep, etp):
 
 
 def test_bytes_of_dispatch_and_combine():
-    """Two of the four all-to-alls are in forward. Each has T·k·h numbers, of which (ep - 1)/ep leave the
-    rank.
-    """
+    """Two of four all-to-alls are in forward. Each has T·k·h numbers; (ep - 1)/ep of them leave the rank."""
     job = Job(MIXTRAL, DGX, 64, 4096, MEGATRON)
     layout = Layout(dp=8, ep=8, zero=1)
     one = 2 * 4096 * 2 * 4096
@@ -132,9 +130,7 @@ def test_an_axis_of_one_changes_no_figure(way):
 
 
 def test_many_thin_experts_cost_what_a_wide_part_does():
-    """k experts of width f/k that all tokens visit have the FLOPs of a dense layer, except in half-empty
-    tiles.
-    """
+    """k experts of width f/k that all tokens visit have a dense layer's FLOPs, but for half-empty tiles."""
     dense = MODELS["llama-3-8b"]
     many = replace(dense, experts=Experts(4, 4, dense.ffn // 4))
     flops = lambda model: sum(
@@ -285,9 +281,7 @@ def test_a_plan_with_experts_explains_itself():
 
 
 def test_published_strategies_are_ranked_in_the_right_order():
-    """For each of four models the planner orders five strategies as published. MFU is within a fifth for at
-    least 15 of the 18 printed runs.
-    """
+    """MFU is within a fifth for at least 15 of the 18 printed runs."""
     ours, null = errors_of(SETS["MoE Parallel Folding 2025, T3"]())
     assert 100 * np.abs(ours).mean() < 11.5 and np.abs(null).mean() > 0.4
     assert (np.abs(1 / (1 + ours) - 1) < 0.2).sum() >= 15
@@ -344,9 +338,7 @@ def test_a_dispatch_that_hides_shows_a_fifth():
 
 
 def test_bytes_that_stream_around_experts():
-    """Mixtral, tp 2, ep 2: a rank routes 2048 tokens, two copies of each, and its four experts get
-    4096 rows.
-    """
+    """Mixtral, tp 2, ep 2: a rank routes two copies of 2048 tokens, and its four experts get 4096 rows."""
     lines = layer(Job(MIXTRAL, DGX, 8, 4096), Layout(tp=2, ep=2))
     streamed = {(op.name, op.phase): op.streamed for op in lines}
     number = 2 * 4096  # bytes of a token

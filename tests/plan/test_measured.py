@@ -68,9 +68,7 @@ def test_what_is_no_measurement_is_refused(text):
 
 
 def test_a_step_of_an_estimate_has_its_ratio_and_its_place(capsys):
-    """`estimate --measured` reads the same texts as `plan --measured`. A text without a layout is about the
-    layout of the estimate.
-    """
+    """A measured step without a layout is about the layout of the estimate."""
     asked = "estimate llama-3-8b --gpus 64 --zero 3 --seq 8192 --framework torchtitan"
     out = lambda *measured: (
         main([*asked.split(), "--json", "--measured", *measured]) or json.loads(capsys.readouterr().out)

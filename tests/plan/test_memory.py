@@ -218,9 +218,7 @@ def test_bytes_a_parameter_of_the_frameworks():
 
 
 def test_every_second_product_is_kept():
-    """torchtitan's policy on Llama-3-8B keeps the input, q, v, the attention's output, gate and down: 8, 8,
-    2, 8, 28 and 8 KiB a token.
-    """
+    """torchtitan's policy keeps the input, q, v, the attention's output, gate and down."""
     job = Job(MODELS["llama-3-8b"], seq_len=4096)
     held = sum(activations_per_layer(job, Layout(recompute="per-op")).values())
     assert held == 4096 * 1024 * (8 + 8 + 2 + 8 + 28 + 8)
@@ -301,9 +299,7 @@ def test_deepspeeds_buckets_and_copies_are_counted(model, device, layout, seq_le
 
 
 def test_per_op_recompute_saves_no_grouped_product():
-    """torchtitan's list of saved operations has no grouped product. Of the experts only the router's inputs
-    are kept.
-    """
+    """torchtitan saves no grouped product: of the experts only the router's inputs are kept."""
     job = Job(MODELS["qwen3-30b-a3b"], CLUSTERS["dgx-h100"], 8, 4096, FRAMEWORKS["torchtitan"])
     layout = Layout(dp=8, ep=8, zero=3, recompute="per-op")
     kept_ops = kept(layer(job, layout), "per-op")

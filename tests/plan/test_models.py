@@ -104,9 +104,7 @@ def test_the_toys_shape_has_the_parameters_of_the_toy():
 
 
 def test_gpt_flops_are_the_papers():
-    """Narayanan et al. 2021, equation 3, less the recomputed forward: 72 B L h² (1 + s/6h + V/12Lh) for each
-    s·B tokens.
-    """
+    """Narayanan et al. 2021, equation 3, less the recomputed forward: 72 B L h² (1 + s/6h + V/12Lh)."""
     m = MODELS["gpt3-175b"]
     s, h, L, V = 2048, m.hidden, m.layers, m.vocab
     assert m.flops_per_token(s) == pytest.approx(72 * L * h * h * (1 + s / (6 * h) + V / (12 * L * h)))
@@ -316,9 +314,7 @@ KIMI = CONFIGS["deepseek-v3"] | fields("""
     ids=lambda given: given["model_type"] if isinstance(given, dict) else "",
 )
 def test_files_of_usual_decoders_are_read(read, config, printed):
-    """The parameters are those of SmolLM3 3B's and Granite 3.3 8B's weights. Kimi K2's "1T" is
-    1,026 billion.
-    """
+    """The weights of SmolLM3 3B and Granite 3.3 8B have these numbers. Kimi K2's "1T" is 1,026 billion."""
     read_so = read(USUAL | dict(tie_word_embeddings=True) | config)
     assert read_so.params == pytest.approx(printed, rel=1e-3)
 

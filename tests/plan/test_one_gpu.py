@@ -22,9 +22,7 @@ def output_of(command: str) -> str:
 
 
 class Ran(NamedTuple):
-    """A run: seconds of a step, and GB allocated and reserved on the GPU. All are None if it ran out of
-    memory.
-    """
+    """A run: seconds of a step, GB allocated and reserved. All are None if it ran out of memory."""
 
     model: str
     tokens: int

@@ -171,9 +171,7 @@ def test_the_nearest_choice_is_one_that_the_gpus_allow():
 
 @pytest.mark.parametrize("t", [3, 7, 8, 14, 56])
 def test_a_hint_about_tp_offers_only_sizes_that_are_accepted(t):
-    """Qwen2.5-7B has 28 heads, 4 of them for keys and values, and a feed-forward width that 7 does not
-    divide.
-    """
+    """Qwen2.5-7B has 28 heads, 4 for keys and values, and a feed-forward width that 7 does not divide."""
     qwen = ModelShape("qwen2.5-7b", 28, 3584, 28, 152064, 4, 18944, gated=True, qkv_biases=True)
     with pytest.raises(ValueError) as refused:
         check(qwen, Layout(tp=t))
@@ -456,9 +454,7 @@ def test_clusters_from_a_file(tmp_path):
 
 
 def test_the_slowest_network_and_the_largest_batch_have_a_plan():
-    """A plan with the slowest network and the largest batch exists, although a slower network and a larger
-    batch are refused.
-    """
+    """A slower network and a larger batch would be refused."""
     slowest = replace(DGX, inter_node_bandwidth=1e5)
     made = plan(Job(MODELS["toy"], slowest, 10**9, 64), gpus=8, dp=8)
     assert made.changed("speed between nodes", 0.5) is None and made.changed("global batch", 4) is None

@@ -226,9 +226,7 @@ def test_the_json_of_each_command_is_as_the_manual_says(command, output_of):
 
 
 def test_a_plan_names_the_cheapest_gpus_and_changed_defaults(output_of):
-    """The output names the cheapest number of GPUs and the defaults that recipes change, and says if one GPU
-    is enough.
-    """
+    """The output also says if one GPU is enough."""
     out = output_of(f"{PLAN} --batch 64 --train-tokens 1T".replace("--gpus 8", "--gpus 64"))
     fewest, least, hours = re.search(
         r"fewest that fit, by halves, are (\d+) GPUs. Cheapest are (\d+): ([\d,]+) GPU-hours", out

@@ -146,9 +146,7 @@ def test_a_tied_head_is_copied_to_the_last_stage():
 
 @pytest.mark.parametrize("sp, calls", [(True, [1, 0, 1, 1]), (False, [0, 1, 0, 0])])
 def test_what_the_embedding_sends(sp, calls):
-    """With sequence parallelism the embedding's gradient is gathered again, as is that of learned
-    positions.
-    """
+    """Under sequence parallelism the gradients of the embedding and of learned positions are gathered."""
     model = MODELS["gpt3-175b"]
     ops = embedding(Job(model, DGX, 8, 2048), Layout(tp=8, sequence_parallel=sp))
     sent = [op.sends for op in ops]
@@ -267,9 +265,7 @@ def test_collectives_with_a_root_pass_each_rank_once():
 
 
 def test_the_gradients_of_a_tied_head_are_summed():
-    """The first and the last stage each hold a copy of the tied matrix, and send its gradient to
-    each other.
-    """
+    """The first and the last stage each hold the tied matrix, and send its gradient to each other."""
     model = MODELS["gpt3-175b"]
     job = Job(model, DGX, 64, 2048, FRAMEWORKS["megatron-lm"])
     free = replace(job, model=replace(model, tied=False))
@@ -329,9 +325,7 @@ def test_what_an_optimizer_moves(name, of_owned, of_held):
 
 
 def test_norms_of_queries_and_keys_are_priced():
-    """Each layer has a norm of the queries and one of the keys. Unfused, each norm has six kernels, and its
-    input is kept.
-    """
+    """Each layer has two norms. Unfused, each has six kernels, and its input is kept."""
     qwen, titan = MODELS["qwen3-30b-a3b"], FRAMEWORKS["torchtitan"]
     dense = replace(qwen, experts=None)
     with_, without = (

@@ -38,9 +38,7 @@ def step(d: int, p: int, t: int, sequence: bool = False):
 
 
 def by_axis(traffic: Traffic, rank: int, sizes: dict[str, int]) -> dict[str, float]:
-    """Axis -> bytes that a rank must send, computed from its collectives. The group of all ranks is
-    "world".
-    """
+    """Axis -> bytes that a rank must send, by its collectives. The group of all ranks is "world"."""
     alone = [axis for axis, size in sizes.items() if size == len(traffic.ranks)]
     name = lambda row: alone[0] if alone and row.axis == "world" else row.axis
     return {axis: sum(row.algorithmic for row in traffic.ranks[rank] if name(row) == axis) for axis in sizes}
@@ -123,9 +121,7 @@ def four():
 
 
 def counted_like(world: World, job: Job, layout: Layout, axis: str, run) -> None:
-    """On every rank the collectives of `run` must equal those in the list for one layer's axis, one
-    by one.
-    """
+    """On every rank the collectives of `run` must equal those of the list along one axis of a layer."""
     world.run(run)
     paper = {}
     for one in (op.sends for op in operations.layer(job, layout)):

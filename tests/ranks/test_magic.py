@@ -42,9 +42,7 @@ def in_a_shell() -> tuple[str, ...]:
 
 
 def of_two_worlds(shell, first) -> str:
-    """What cells without a world's name print, when a second world is made beside the first, and
-    then closed.
-    """
+    """What cells without a world's name print while a second world is open beside the first."""
     from helpers import World
 
     with redirect_stdout(io.StringIO()) as printed, World(1):

@@ -108,9 +108,7 @@ def wheel(tmp_path_factory) -> Path:
 
 
 def environment(folder: Path, wheel: Path, packages: Path) -> Path:
-    """A fresh environment with the wheel and with the packages of `packages`. Returns its folder of
-    commands.
-    """
+    """The commands of a fresh environment with the wheel and the packages of `packages`."""
     python = bare(folder, packages) / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]
     installed = run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)

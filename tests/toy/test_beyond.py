@@ -161,9 +161,7 @@ def test_the_bias_rises_for_the_idle():
 
 
 def test_pytorchs_own_analyzer_reads_the_flight_records(tmp_path):
-    """PyTorch's analyzer, a separate program, reads the records from files. It names the rank, the
-    collective's number and the line.
-    """
+    """The analyzer, a separate program, names the rank, the collective's number and the line."""
     stopped = b4.stop(4)
     stopped.write(tmp_path)
     rank, step = b4_runs.odd_one(seed_of(4, 0))
@@ -201,9 +199,7 @@ def test_a_run_stops_where_its_seed_says(number):
 
 
 def test_the_sign_of_a_cause_is_in_its_own_run_alone():
-    """Each sign that `check` asks for is in one run only: a wrong answer gets the message that its sign is
-    missing.
-    """
+    """Each sign that `check` asks for is in one run only."""
     signs = {1: r"if \(?[xy]\b", 2: r"save\(", 3: "except", 5: "new_group", 6: "all_to_all"}
     for number, sign in signs.items():
         assert [n for n in b4.RUNS if re.search(sign, b4_runs.source(n))] == [number]
@@ -263,9 +259,7 @@ def test_the_variables_that_b4_names_are_pytorchs():
 
 
 def _sharded_step(hybrid, ways):
-    """For each way of `fsdp_order`: whether loss and gradients equal the twin's, and the bytes that stay
-    gathered.
-    """
+    """For each way of `fsdp_order`: whether the step equals the twin's, and the bytes that stay gathered."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     groups = (mesh["shard"].get_group(), mesh["replicate"].get_group()) if hybrid else ()
     new = lambda: toy.ToyTransformer(hidden=32, layers=2, seq_len=16).double()

@@ -63,9 +63,7 @@ def same(name, whole, mine, tp=(0, 1)):
 
 
 def equals_the_twin(got, reference, tp=(0, 1)):
-    """Whether the gradients of every step and the last weights equal the twin's, for every parameter that
-    this rank holds.
-    """
+    """Whether gradients and last weights equal the twin's, for each parameter that this rank holds."""
     return all(
         same(name, whole[name], t, tp)
         for whole, mine in zip([*reference[1], reference[2]], [*got[1], got[2]])

@@ -92,9 +92,7 @@ def test_collectives_are_the_formulas_to_the_byte(aside, model, layout, seq_len,
     "layout", [Layout(dp=4, tp=8, pp=2, zero=3), Layout(dp=4, tp=4, pp=4, **WHOLE, recompute="full")], ids=str
 )
 def test_a_first_stage_sends_what_the_formulas_say(layout):
-    """The trace runs in another process, because PyTorch caches plans for equal meshes, and these plans name
-    groups that were destroyed.
-    """
+    """In another process: PyTorch caches plans for equal meshes, which name groups that are gone."""
     traced = trace(SHORT, layout, seq_len=4096)
     assert traced.calls == listed(traced_job(SHORT, 4096, layout), layout)
 

@@ -74,9 +74,7 @@ def test_an_unreadable_note_of_an_owner_does_no_harm(tmp_path, content):
 
 
 def test_a_run_on_another_host_owns_a_shared_folder(holder, aside, tmp_path):
-    """Namespaces take the place of another host: its own name, process ids and network, and a
-    shared file system.
-    """
+    """Namespaces replace another host: they have a name, process ids and a network of their own."""
     far = unshared("--uts --pid --net --fork --kill-child", "hostname far")
     holder(*far, "sh", "-c", 'hostname far; exec "$@"', "sh")
     code, _, err = aside(main_of, tmp_path / "run", "--steps", "2")

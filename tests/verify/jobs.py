@@ -1,6 +1,4 @@
-"""The jobs of test_copies.py. Each job is one of PROGRAMS or an edit of one; the classes and functions below
-are used in them.
-"""
+"""The jobs of test_copies.py: PROGRAMS and edits of them, and the classes and functions that they use."""
 
 # ruff: noqa: F401  rows of jobs.csv use what is imported
 
@@ -96,9 +94,7 @@ for step in range(6):
 
 
 class Job(NamedTuple):
-    """A training job. verdict: right, noted or wrong. says: words that `verify` must print. text:
-    its source.
-    """
+    """A training job. verdict: right, noted or wrong. says: words that `verify` must print."""
 
     verdict: str
     says: list[str]
@@ -180,9 +176,7 @@ class Named(nn.Sequential):
 
 
 class Cut(nn.Module):
-    """Each rank computes only its rows of the batch. If `gathers`, it also reads the results of the other
-    ranks.
-    """
+    """Each rank computes its rows of the batch. If `gathers`, it also reads the others' results."""
 
     def __init__(self, *, gathers: bool = False):
         super().__init__()
@@ -197,9 +191,7 @@ class Cut(nn.Module):
 
 
 class Positions(nn.Module):
-    """The first layer embeds positions, so its input is the same on all ranks. The second layer reads the
-    rows.
-    """
+    """The first layer embeds positions, equal on all ranks. The second layer reads the rows."""
 
     def __init__(self):
         super().__init__()
@@ -226,9 +218,7 @@ class Lora(nn.Module):
 
 
 class Owned(torch.optim.Optimizer):
-    """One rank owns each parameter and updates it. All ranks hold a momentum, but only the owner's
-    is used.
-    """
+    """One rank owns each parameter and updates it. All ranks hold a momentum; only the owner's is used."""
 
     def __init__(self, parameters, lr=0.01):
         super().__init__(parameters, dict(lr=lr))
@@ -303,9 +293,7 @@ def forward_and_backward(stage: Stage, x: torch.Tensor, pp) -> None:
 
 
 class Slices(torch.optim.Optimizer):
-    """An optimizer as nanochat's. It reduce-scatters gradients, holds a slice of the state on each rank, and
-    gathers the weights.
-    """
+    """As nanochat's: gradients are reduce-scattered, states are sliced, weights are gathered."""
 
     def __init__(self, parameters):
         super().__init__(parameters, dict(lr=0.01))
@@ -326,9 +314,7 @@ class Slices(torch.optim.Optimizer):
 
 
 class Experts(nn.Module):
-    """Each rank of ep holds one expert. A rank sends its rows to the next rank's expert and gets the results
-    back.
-    """
+    """Each rank of ep holds one expert, and sends its rows to the next rank's expert and back."""
 
     def __init__(self, group, seed: int):
         super().__init__()

@@ -36,9 +36,7 @@ class Mutant(NamedTuple):
         return not self.parameter or any(fnmatch(name, self.parameter) for name in found.names)
 
     def _axes(self, found) -> bool:
-        """Whether the axes of a cause are right. A cause without axes is right, because the layout has only
-        one axis of several ranks.
-        """
+        """Whether a cause has the right axes. It needs none if only one axis has several ranks."""
         return not found.cause.axes or set(found.cause.axes) == set(self.axes.split())
 
 

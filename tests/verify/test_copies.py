@@ -21,9 +21,7 @@ class Over(BaseException):
 
 
 def watched(job: jobs.Job, steps: int = 5) -> tuple[str, list[str]]:
-    """Run a job under `verify`'s watch, on each rank. Returns the printed text and the names of the tensors
-    that are wrong.
-    """
+    """Run a job under `verify`'s watch, on a rank: the printed text, and the names of wrong tensors."""
 
     def over():
         raise Over

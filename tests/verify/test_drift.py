@@ -35,9 +35,7 @@ dist.destroy_process_group()
 
 
 def verified(folder, program: str, edit: str, *arguments: str) -> subprocess.CompletedProcess:
-    """Run `three_axes verify` on the edited program. arguments: those of `verify`, then the script, its
-    layout and its number of steps.
-    """
+    """Run `verify` on an edited program. arguments: its options, the script, a layout, a number of steps."""
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)  # of a model.py from the same second
     (folder / "train.py").write_text(SCRIPT)
     (folder / "model.py").write_text(b5.edited(program, edit))

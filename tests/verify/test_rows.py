@@ -36,9 +36,7 @@ class Tiny(nn.Module):
 
 
 def batch(rows: int = ROWS) -> list[torch.Tensor]:
-    """[tokens, targets, counts]. counts is 1.0 for a token that counts and 0.0 for padding; half of the last
-    rows is padding.
-    """
+    """[tokens, targets, counts]. counts is 0.0 for padding, which half of the last rows is."""
     chance = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(WORDS, (2, rows, TOKENS), generator=chance)
     counts = torch.ones(rows, TOKENS)

@@ -1,6 +1,4 @@
-"""`verify` on `helpers.train`: every layout equals the model, and checkpoints can be loaded in
-other layouts.
-"""
+"""`verify` on `helpers.train`: layouts equal the model, and checkpoints can be loaded in other layouts."""
 
 import random
 from contextlib import suppress
@@ -123,9 +121,7 @@ def test_layouts_are_the_model(shared, count):
 
 
 def drawn(count: int) -> list[tuple[dict, dict]]:
-    """Random pairs of a layout for four ranks and settings of the job. No pair is twice; three of four are in
-    float64.
-    """
+    """Random pairs of a layout for four ranks and settings of a job; three of four are in float64."""
     chance, layouts = random.Random(0), {}
     while len(layouts) < count:
         tp, pp = (chance.choice([1, 2, 4]) for _ in range(2))

@@ -126,9 +126,7 @@ def test_a_nan_is_found_in_the_module_that_makes_it(world):
 
 
 def test_a_right_module_that_runs_later_clears_none_that_it_does_not_hold(world):
-    """The first layer is wrong. The second layer is right, and does not read the first one's result. The
-    third layer reads it.
-    """
+    """The first of three layers is wrong. The third reads its result, the second does not."""
 
     class First(nn.Linear):
         def forward(self, x):
@@ -194,9 +192,7 @@ def test_a_model_that_float64_cannot_run_is_nudged(world):
 
 def test_a_gradient_that_is_only_rounding_moves_a_weight_anywhere(world):
     class Shifted(nn.Module):
-        """Adds one number to all scores. That changes no softmax, so the number's gradient is only rounding,
-        but Adam still changes the number.
-        """
+        """Adds one number to all scores: its gradient is only rounding, but Adam changes it."""
 
         def __init__(self):
             super().__init__()
