@@ -134,8 +134,9 @@ shared_world = worlds.shared(4, timeout=20)
 
 @pytest.fixture
 def world(shared_world):
+    """A world for one test. A module may have another `shared_world`."""
     with shared_world.lent() as world:
-        world.timeout = 20
+        world.timeout = shared_world.how["timeout"]
         yield world
 
 

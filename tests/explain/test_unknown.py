@@ -38,32 +38,20 @@ def marked(lasts: float, n: int = 1) -> list[dict]:
 
 def test_a_trace_of_older_words_is_read(tmp_path):
     """PyTorch 1.8 wrote Kernel, Memcpy, Runtime and Operator, and the loader's range as an operator."""
+    begun = lambda kind, name, i, *when: x(kind, name, *when, correlation=i)
+    host = lambda kind, name, i, *when: x(kind, name, *when, "1", correlation=i)
     events = [
         x("Operator", "ProfilerStep#1", 0, 1000, "1"),
         x("Operator", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 400, "1"),
-        *(
-            x("Runtime", "cudaMemcpyAsync", 405, 20, "1", correlation=1),
-            x("Memcpy", "Memcpy HtoD", 410, 50, correlation=1),
-        ),
-        *(
-            x("Runtime", "cudaLaunchKernel", 455, 5, "1", correlation=2),
-            x("Kernel", "gemm", 460, 340, correlation=2),
-        ),
+        *(host("Runtime", "cudaMemcpyAsync", 1, 405, 20), begun("Memcpy", "Memcpy HtoD", 1, 410, 50)),
+        *(host("Runtime", "cudaLaunchKernel", 2, 455, 5), begun("Kernel", "gemm", 2, 460, 340)),
         x("Operator", "Optimizer.step#SGD.step", 500, 100, "1"),
-        *(
-            x("Runtime", "cudaLaunchKernel", 550, 5, "1", correlation=3),
-            x("Kernel", "gemm", 800, 200, correlation=3),
-        ),
+        *(host("Runtime", "cudaLaunchKernel", 3, 550, 5), begun("Kernel", "gemm", 3, 800, 200)),
     ]
     made = explained(tmp_path, events)
     parts = {part: round(1e6 * s) for part, s in made.splits[0].parts.items() if s}
-    assert parts == {
-        "compute": 340,
-        "optimizer": 200,
-        "copies": 50,
-        "waiting for data": 400,
-        "waiting for Python": 10,
-    }
+    waiting = {"waiting for data": 400, "waiting for Python": 10}
+    assert parts == dict(compute=340, optimizer=200, copies=50) | waiting
     assert "the loader has no batch ready" in made.advice[0].text
 
 

@@ -503,7 +503,7 @@ def test_each_notebook_can_carry_the_whole_course_without_an_answer(carried):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["01", "13"])
 def test_a_notebook_that_carries_the_course_runs_in_an_empty_folder(carried, tmp_path, name):
-    """All of its cells, where a stranger's `helpers` lies in the way and the course is not installed."""
+    """All cells run where another package `helpers` is installed, and the course is not."""
     site = tmp_path / "packages"
     site.mkdir()
     for package in Path(nbformat.__file__).parents[1].iterdir():

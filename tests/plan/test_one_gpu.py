@@ -83,7 +83,7 @@ def test_no_run_that_ended_is_refused_and_no_run_that_crashed_is_said_to_fit(bes
 
 
 def test_seconds_are_inside_the_interval_except_where_the_host_is_slow(beside):
-    """Only the smallest run lies outside: it waits for the host, whose launches take longer than assumed."""
+    """Only the smallest run is outside: it waits for the host, whose launches take longer than assumed."""
     outside = [run for run, said in beside if run.seconds and not said.low <= run.seconds <= said.high]
     assert outside == [RUNS[-1]]
 

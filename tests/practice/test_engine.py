@@ -441,7 +441,7 @@ RING = run_of([1500] * 4)
         (run_of([2000] * 4), None),
         (run_of([1515] * 4), None),  # just the hundredth more that is allowed
         (run_of([1500] * 4, peers=(1, 1, 2)), "straight to every rank, no ring"),
-        (run_of([750] * 4), None),  # the sum is told to be right, so it came from somewhere
+        (run_of([750] * 4), None),  # the result is right, so the data were sent somehow
         (run_of([2000] * 3), "the whole tensor, not a chunk"),
         (run_of([1980, 900, 900]), "everything through one rank"),
         (run_of([1300, 1000]), None),  # two ranks have no hub

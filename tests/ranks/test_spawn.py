@@ -26,7 +26,7 @@ SCRIPT = """
     waiting = pids()
     assert len(waiting) == 2
 
-    os.kill(waiting[0], signal.SIGKILL)     # a spare that dies is nobody's loss
+    os.kill(waiting[0], signal.SIGKILL)     # a spare that dies is replaced
     os.kill(world.pids[1], signal.SIGKILL)
     try:
         world.run(lambda: 1)

@@ -19,8 +19,7 @@ from helpers import World
 from helpers.ranks import memory, output, server, together
 from helpers.ranks.failure import RankError, RanksInterrupted
 
-# A limit in seconds should hold for a reader on an idle laptop; these tests must also pass on a machine that
-# runs several at once. tools/bench/peers.py measures.
+# Limits in seconds are those of an idle laptop, times SLACK, because several tests run at once.
 SLACK = 5
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

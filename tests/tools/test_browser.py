@@ -101,7 +101,7 @@ def show(page, **how) -> None:
 
 
 class Notebook:
-    """A notebook opened in JupyterLab, by what a reader does with it."""
+    """A notebook that is open in JupyterLab, with methods for what a learner does."""
 
     def __init__(self, page, folder: Path, number: str):
         self.page, self.folder = page, folder

@@ -142,6 +142,7 @@ def course(wheel, tmp_path_factory) -> Path:
     return commands
 
 
+# command -> (arguments, words that it prints)
 SIZING = {
     "plan": ("llama-3-8b --gpus 8 --batch 32", "best: "),
     "estimate": ("llama-3-8b --gpus 8 --batch 32 --explain --measured 9000tokens/s", "cost_constants.json"),

@@ -28,7 +28,7 @@ from tools.doctor.training import SMALL_RUN
 
 HERE = Path(__file__).resolve().parents[1]
 STANDIN = HERE / "standin"
-REAL = bool(os.environ.get(ON_GPU))
+REAL = bool(os.environ.get(ON_GPU))  # whether this machine's GPU is used, not a stand-in
 on_gpu = pytest.mark.gpu
 really = pytest.mark.skipif(not REAL, reason="stand-ins run no kernels; four of them fail and train")
 
@@ -242,7 +242,7 @@ def with_standins(environ: dict[str, str]):
     def believes(
         n: int, version: str = "2.30.7", installed: str = "", launched: bool = False
     ) -> dict[str, str]:
-        """version: of NCCL. installed: another one that lies in a folder where Python looks for packages."""
+        """version: of NCCL. installed: the version of another NCCL, in a folder on Python's path."""
         path = [STANDIN, folder, folder / installed] if installed else [STANDIN, folder]
         of_machine = dict(STANDIN_GPUS=str(n), STANDIN_NCCL=version, HOME=str(folder))
         return environ | of_machine | dict(PYTHONPATH=os.pathsep.join(map(str, path)), OMP_NUM_THREADS="1")
@@ -451,7 +451,7 @@ def test_ranks_share_and_a_hang_of_theirs_keeps_what_they_know(standin, version,
     assert "watchdog" not in output + error, "a connection was cut before NCCL was aborted"
 
 
-# The text of a version that can share; whoever loads it ends.
+# A library with the text of a version that can share. A process that loads it ends.
 BROKEN = """
 #include <unistd.h>
 const char text[] = "NCCL version 2.31.2+cuda13.0";

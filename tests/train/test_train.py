@@ -301,7 +301,7 @@ def test_every_option_is_explained(capsys):
     assert "seconds without an answer after which another rank counts as lost (default 60.0)" in manual
 
 
-# -- launchers, and what befalls a run -------------------------------------------------------------
+# -- launchers and lost hosts ----------------------------------------------------------------------
 
 
 def test_ranks_agree_on_an_attempt_whatever_dead_ones_left():

@@ -40,6 +40,7 @@ class Mutant(NamedTuple):
         return not found.cause.axes or set(found.cause.axes) == set(self.axes.split())
 
 
+# program -> layouts on which it is right
 PROGRAMS = {
     "dense": ["dp 2", "cp 2", "tp 2", "dp 2 tp 2", "dp 2 cp 2", "cp 2 tp 2"],
     "pipeline": ["pp 2 dp 1", "pp 1 dp 2", "pp 2 dp 2", "pp 4 dp 1"],

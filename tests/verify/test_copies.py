@@ -12,7 +12,7 @@ from sampled import sampled
 
 from three_axes.verify.script import WatchedScript
 
-shared = worlds.shared(4, many=40, timeout=120)
+shared_world = worlds.shared(4, many=40, timeout=120)
 JOBS = jobs.jobs()
 
 
@@ -50,10 +50,9 @@ def notes(said: str) -> bool:
 
 
 @pytest.mark.parametrize("name", sampled(JOBS))
-def test_right_jobs_are_not_accused_and_wrong_ones_are_found(name, shared):
+def test_right_jobs_are_not_accused_and_wrong_ones_are_found(name, world):
     job = JOBS[name]
-    with shared.lent() as world:
-        said, wrong = world.run(watched, job)[0]
+    said, wrong = world.run(watched, job)[0]
     assert all(words in said for words in job.says), said
     assert bool(wrong) == (job.verdict == "wrong"), said
     assert job.verdict == "wrong" or notes(said) == (job.verdict == "noted"), said

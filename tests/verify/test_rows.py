@@ -15,7 +15,7 @@ from three_axes.verify import verify
 from three_axes.verify.causes import of_norms
 from three_axes.verify.pieces import Mesh
 
-shared = worlds.shared(2, many=30, timeout=60)
+shared_world = worlds.shared(2, many=30, timeout=60)
 ROWS, TOKENS, WORDS, WIDE = 8, 6, 16, 8
 
 
@@ -95,47 +95,46 @@ def accumulated(model, batch, mesh, *, refuses=lambda part: None):
     return loss
 
 
-def checked(shared, step, rows: int = ROWS, **how):
+def checked(world, step, rows: int = ROWS, **how):
     def run():
         return verify(lambda mesh: Tiny(), lambda *of: step(*of, **how), batch(rows), ["dp 2"])
 
-    with shared.lent() as world:
-        report = world.run(run)[0]
+    report = world.run(run)[0]
     return report, {found.what: found.cause for found in report.found}
 
 
-def test_a_mean_of_means_explains_the_gradients_and_the_loss(shared):
+def test_a_mean_of_means_explains_the_gradients_and_the_loss(world):
     """The two ranks have 24 and 18 of the 42 tokens that count."""
-    report, causes = checked(shared, right, of_means=True)
+    report, causes = checked(world, right, of_means=True)
     said = "rows 1–4 0.875 times, rows 5–8 1.167 times what they should count: a mean of means"
     assert causes["loss"] == causes["gradients"] and said in causes["loss"].text, report
 
 
-def test_padding_that_one_rank_counts_is_found(shared):
-    report, causes = checked(shared, right, pads=True)
+def test_padding_that_one_rank_counts_is_found(world):
+    report, causes = checked(world, right, pads=True)
     assert causes["loss"].kind == "padding counted" and causes["loss"] == causes["gradients"], report
     assert causes["loss"].text == "in rows 7–8 what the batch's mask leaves out is counted as well"
 
 
-def test_rows_have_their_own_numbers_where_several_are_tried_together(shared):
-    _, causes = checked(shared, right, rows=24, of_means=True)
+def test_rows_have_their_own_numbers_where_several_are_tried_together(world):
+    _, causes = checked(world, right, rows=24, of_means=True)
     assert "rows 1–12 0.875 times, rows 13–24 1.167 times" in causes["gradients"].text
 
 
-def test_a_step_that_cuts_its_batch_is_given_the_rows_again_and_again(shared):
-    report, causes = checked(shared, accumulated)
+def test_a_step_that_cuts_its_batch_is_given_the_rows_again_and_again(world):
+    report, causes = checked(world, accumulated)
     said = (
         "rows 1–4 0.5 times, rows 5–8 once what they should count: a factor that some of them get once more"
     )
     assert causes["gradients"].text.startswith(said) and "loss" not in causes, report
 
 
-def test_a_trial_that_fails_says_so(shared):
+def test_a_trial_that_fails_says_so(world):
     def refuses(tokens):
         if len(tokens.unique(dim=0)) < ROWS:
             raise ValueError("not my batch")
 
-    report, causes = checked(shared, accumulated, refuses=refuses)
+    report, causes = checked(world, accumulated, refuses=refuses)
     line = refuses.__code__.co_firstlineno + 2
     said = f"rows could not be tried: ValueError, test_rows.py, line {line}"
     assert causes["gradients"].text.endswith(said) and causes["gradients"].kind == "unexplained", report
@@ -177,7 +176,7 @@ def test_in_coarse_numbers_no_squares_are_guessed():
     assert of(1e-9).kind == "squares counted often" and of(1e-2).kind == "scaled"
 
 
-def test_a_row_of_nothing_but_padding_is_not_called_left_out(shared):
+def test_a_row_of_nothing_but_padding_is_not_called_left_out(world):
     def run():
         tokens, targets, counts = batch()
         counts[5] = 0
@@ -185,7 +184,6 @@ def test_a_row_of_nothing_but_padding_is_not_called_left_out(shared):
             lambda mesh: Tiny(), lambda *of: right(*of, of_means=True), [tokens, targets, counts], ["dp 2"]
         )
 
-    with shared.lent() as world:
-        report = world.run(run)[0]
+    report = world.run(run)[0]
     said = " ".join(repr(report).split())
     assert "rows 1–4 0.75 times, row 5 1.5 times, rows 7–8 1.5 times what they should count" in said

@@ -1,4 +1,4 @@
-"""`verify` on readers' models: with other names, splits and types, and models that cannot be compared."""
+"""`verify` on models with other names, splits and types, and on models that cannot be compared."""
 
 import math
 
@@ -12,13 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from helpers.ranks.failure import RankError
 from three_axes.verify import verify
 
-shared = worlds.shared(2, many=30, timeout=60)
-
-
-@pytest.fixture
-def world(shared):
-    with shared.lent() as world:
-        yield world
+shared_world = worlds.shared(2, many=30, timeout=60)
 
 
 def small(**layers) -> nn.Sequential:
