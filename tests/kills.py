@@ -184,9 +184,8 @@ def main() -> None:
                 print(f"FAILED: {kill}", *(log.read_text()[-6000:] for log in run.parent.glob("said-*")))
                 raise
             print(f"{number + 1:2} {kill}", flush=True)
-        print(
-            f"{last_step(run)} steps, losses within {apart(run, args.precision):.1e} of the undisturbed run's"
-        )
+        far = apart(run, args.precision)
+        print(f"{last_step(run)} steps, losses within {far:.1e} of the undisturbed run's")
 
 
 if __name__ == "__main__":

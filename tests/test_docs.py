@@ -50,9 +50,7 @@ def test_pictures_of_readme_and_docs_are_those_of_the_notebooks(name):
     assert (ROOT / "data" / name).read_bytes() == refresh.stored(name), "python -m tools.refresh --pictures"
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda p: p.name)
 def test_no_text_says_that_no_gpu_has_run_the_course(path):
     """evidence.md reports runs on GPUs, so no text may say that no GPU has run them."""
     assert re.search(r"^Two machines, each with one GPU, have run", text(ROOT / "docs/evidence.md"), re.M)

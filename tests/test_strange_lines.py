@@ -129,9 +129,8 @@ def cases(draw) -> tuple[list[str], dict, set[int]]:
         inside = places(files[file])
         needed = [at for at, _ in inside if at[-1] in NEEDED]
         if way == "file":
-            files[file] = one(
-                list(NO_FILE)[file.startswith("class") :]
-            )  # for `class` a missing file is no fault
+            # For `class` a missing file is no fault.
+            files[file] = one(list(NO_FILE)[file.startswith("class") :])
         elif way == "field" and needed:
             *at, name = one(needed)
             del reduce(getitem, at, files[file])[name]

@@ -223,9 +223,8 @@ def check(program: Program) -> bool:
         if not (proof or nexts or ends):
             # As far as the recorder knows, a receive from any rank might take a send: no proof is possible.
             looks = [model.look(r, state) for r in range(model.n)]
-            channels = [
-                o.channel for look in looks for o in (look.stands or Waiting(())).operations + look.open
-            ]
+            lists = [(look.stands or Waiting(())).operations + look.open for look in looks]
+            channels = [operation.channel for operations in lists for operation in operations]
             unlike = any(c.kind == "recv_any" or (anybodys(c), c.source) in model.takes for c in channels)
             assert unlike, ("not proven", program, state)
         assert not (ends and proof), ("has ended", program, state)

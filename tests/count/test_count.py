@@ -445,10 +445,8 @@ def test_a_run_that_cannot_be_counted_gets_a_sentence(tmp_path, arguments, sente
 def as_predicted(job: Job, layout: Layout) -> list[CollectiveCount]:
     """The rows that rank 0 would count if the job called exactly the collectives of the theory."""
     sent = lambda c: algorithmic_bytes(c.op, c.payload, layout.sizes[c.axis])
-    return [
-        CollectiveCount(c.op, c.axis, c.calls, c.payload, sent(c), types={"bfloat16"})
-        for c in calls(job, layout)
-    ]
+    row = lambda c: CollectiveCount(c.op, c.axis, c.calls, c.payload, sent(c), types={"bfloat16"})
+    return [row(c) for c in calls(job, layout)]
 
 
 TITAN = find_framework("torchtitan")

@@ -48,9 +48,8 @@ def test_a_proof_says_which_rank_waits_for_which():
         " send to rank 0: everybody sends before anybody receives."
     )
     receives = [rank(message("recv", 1 - r, r), stands=[0], needs=(1 - r,)) for r in range(2)]
-    assert str(prove(receives)).endswith(
-        "rank 1 waits to receive from rank 0: everybody receives before anybody sends."
-    )
+    end = "rank 1 waits to receive from rank 0: everybody receives before anybody sends."
+    assert str(prove(receives)).endswith(end)
     other = [rank(PAIR, stands=[0], needs=(1,)), rank(message("recv", 0, 1), stands=[0], needs=(0,))]
     assert str(prove(other)) == (
         "rank 0 waits to meet in all_reduce of float32[3] with rank 1; rank 1 waits to receive from rank 0:"
@@ -79,9 +78,8 @@ def test_only_the_smallest_set_of_ranks_is_named():
     for first in (looks[0], rank(message("recv", 1, 0), stands=[0], needs=(1,))):
         proof = prove([first, *looks[1:]])
         assert proof.ranks == [1, 2] and {wait.rank for wait in proof.waits} == {1, 2}
-    waits_for = lambda r, other: rank(
-        Channel("recv", "world", (0, 1, 2, 3, 4), other, r, 0), stands=[0], needs=(other,)
-    )
+    of_five = lambda r, other: Channel("recv", "world", (0, 1, 2, 3, 4), other, r, 0)
+    waits_for = lambda r, other: rank(of_five(r, other), stands=[0], needs=(other,))
     of_three, of_two = [waits_for(r, (r + 1) % 3) for r in range(3)], [waits_for(3, 4), waits_for(4, 3)]
     assert prove(of_three + of_two).ranks == [3, 4]
 
@@ -199,11 +197,8 @@ def test_the_picture_says_what_the_proof_says(world):
 def test_nccl_keeps_a_message_and_gloo_does_not():
     assert needs("send", 4, 0, 1, 100, held=True) == [1] and needs("send", 4, 0, 1, 100, held=False) == []
     assert needs("broadcast", 4, 1, 0, 100, held=False) == [0] == needs("recv", 4, 1, 0, 100, held=False)
-    assert (
-        needs("all_reduce", 3, 1, None, 100, held=False)
-        == needs("barrier", 3, 1, None, None, False)
-        == [0, 2]
-    )
+    of_all = needs("all_reduce", 3, 1, None, 100, held=False), needs("barrier", 3, 1, None, None, False)
+    assert of_all == ([0, 2], [0, 2])
     assert needs("recv", 4, 0, None, 100, True) == needs("all_reduce", 4, 0, None, 0, True) == []
     assert needs("reduce", 4, 1, 0, 24, True) == [] and needs("reduce", 4, 1, 0, 25, True) == [0, 2, 3]
 

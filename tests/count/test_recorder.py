@@ -67,10 +67,13 @@ def around(monkeypatch):
     """The recorder's surroundings: a clock that the test sets, and an interposer that replaces nothing."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     nothing = lambda one: None
-    interposer = SimpleNamespace(
-        add=nothing, remove=nothing, fabric=None, is_issuing=False, wait_for=Work.wait
+    interposer = SimpleNamespace(add=nothing, remove=nothing, fabric=None, wait_for=Work.wait)
+    interposer.is_issuing, interposer.axes, interposer.beside, interposer.is_capturing = (
+        False,
+        SimpleNamespace(),
+        None,
+        False,
     )
-    interposer.axes, interposer.beside, interposer.is_capturing = SimpleNamespace(), None, False
     monkeypatch.setattr(meter, "time", clock)
     monkeypatch.setattr(meter, "interposer", interposer)
     monkeypatch.setattr(wire, "Sockets", Wire)
@@ -141,9 +144,8 @@ def test_bytes_that_form_a_group_belong_to_no_collective(around):
 
 
 def test_bytes_that_the_operating_system_does_not_count_are_unknown(around):
-    around.interposer.fabric = SimpleNamespace(
-        late=9
-    )  # operations that ended too late on an emulated network
+    # An emulated network counts the operations that ended too late.
+    around.interposer.fabric = SimpleNamespace(late=9)
     recorder = Recorder()
     assert around.interposer.fabric.late == 0
     around.interposer.fabric.late = 3

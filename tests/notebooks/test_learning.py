@@ -79,9 +79,8 @@ def test_cards_are_printed_and_imported(tmp_path):
     assert (tmp_path / "cards.html").read_text().count('class="card"') == 2 * len(deck)
     sheets = (tmp_path / "cards-eight-to-a-sheet.html").read_text().split('<div class="face">')[1:]
     faces = [re.findall(r"<div class=\"card\">(?:.*?<b>(.*?)</b></p>)?</div>", sheet) for sheet in sheets]
-    behind = [
-        faces[k + 1][i + 1 - 2 * (i % 2)] for k in range(0, len(faces), 2) for i in range(len(faces[k]))
-    ]
+    fronts = range(0, len(faces), 2)
+    behind = [faces[k + 1][i + 1 - 2 * (i % 2)] for k in fronts for i in range(len(faces[k]))]
     assert [html.unescape(back) for back in behind] == [c.back for c in deck]
     assert [html.unescape(one) for face in faces[::2] for one in face] == [c.front for c in deck]
 
@@ -388,9 +387,8 @@ def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys
     ]
     assert main(["class", "collect", str(tmp_path), "--csv", str(tmp_path / "out.csv")]) == 1
     told = capsys.readouterr().out
-    assert (
-        "To discuss: 3 students" in told and "d.json is no progress file" in told and "The quiz" not in told
-    )
+    assert "To discuss: 3 students" in told and "d.json is no progress file" in told
+    assert "The quiz" not in told
     assert classroom.by_student(students).rows[0] == ["a", "2", "2", "4", "", "", ""]
     assert main(["class", "collect", str(tmp_path), "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
@@ -576,9 +574,8 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
 def test_the_setup_cell_is_silent_where_the_course_is_installed():
     cell = colab.setup_of("owner/name", "..").replace("!git", "raise SystemExit('cloned') #")
     cell = cell.replace('!"{sys.exec', "raise SystemExit('installed') #")
-    silent = subprocess.run(
-        [sys.executable, "-c", cell], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    how = dict(cwd=ROOT, capture_output=True, text=True, timeout=300)
+    silent = subprocess.run([sys.executable, "-c", cell], **how)
     assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "")
 
 

@@ -101,12 +101,8 @@ def every_link_goes_to_what_it_names(path, notebook):
 
 def shown(cell) -> str:
     """The text of a code cell's outputs, without the words of pictures."""
-    said = (
-        o.get("text") or o.data.get("text/plain", "")
-        for o in cell.outputs
-        if "image/png" not in o.get("data", {})
-    )
-    return "\n".join(said)
+    outputs = [output for output in cell.outputs if "image/png" not in output.get("data", {})]
+    return "\n".join(output.get("text") or output.data.get("text/plain", "") for output in outputs)
 
 
 @form
@@ -139,9 +135,7 @@ def the_parts_are_in_their_order(path, notebook):
     assert re.search(r"^> \*\*.+\*\*", box, re.M) and "*Your cost model gains* " in box, box
     assert len(pages.exercises(notebook, pages.lesson(notebook))) == 1, "one exercise in the lesson"
     later = text_[places[-1] :].split("\n### ")[1:]
-    assert later and all(re.match(r".* \d+ minutes(\n|$)", section) for section in later), (
-        "sections with minutes"
-    )
+    assert later and all(re.match(r".* \d+ minutes(\n|$)", section) for section in later), "minutes"
 
 
 def _names_used(function: CodeType) -> set[str]:
@@ -154,9 +148,8 @@ def _names_used(function: CodeType) -> set[str]:
 @form
 def a_practice_cell_runs_alone_and_its_solution_where_it_is_pasted(path, notebook):
     drop = importlib.import_module(module_of(drop_number(path)))
-    cells = {
-        name: cell.source for cell in code(notebook) for name in re.findall(r"(\w+)\.check\(", cell.source)
-    }
+    checked = lambda cell: re.findall(r"(\w+)\.check\(", cell.source)
+    cells = {name: cell.source for cell in code(notebook) for name in checked(cell)}
     assert set(cells) == {name for name, x in vars(drop).items() if isinstance(x, Exercise)}
     for name, source in cells.items():
         here = {}
@@ -265,6 +258,5 @@ def test_the_readme_promises_the_same_minutes():
     readme = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
     for path, notebook in Course().books.items():
         practice, later = minutes(notebook)
-        assert re.search(
-            rf"^\| {drop_number(path)} \|.*{path.name}.*\| {practice} \| {later} \|$", readme, re.M
-        )
+        row = rf"^\| {drop_number(path)} \|.*{path.name}.*\| {practice} \| {later} \|$"
+        assert re.search(row, readme, re.M)

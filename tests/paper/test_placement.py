@@ -22,9 +22,8 @@ def test_groups_partition_the_ranks_and_hold_one_coordinate_free(sizes):
         assert sorted(r for g in groups for r in g) == list(range(n))
         assert {len(g) for g in groups} == {sizes[axis]}
         for members in groups:
-            others = {
-                tuple(v for a, v in Placement(sizes).coordinates(r).items() if a != axis) for r in members
-            }
+            at = [Placement(sizes).coordinates(r) for r in members]
+            others = {tuple(value for a, value in here.items() if a != axis) for here in at}
             assert len(others) == 1 and members == Placement(sizes).group(members[-1], axis)
             assert all(b - a == Placement(sizes).stride(axis) for a, b in zip(members, members[1:]))
     a, b = 0, n - 1

@@ -119,7 +119,6 @@ def test_every_axis_is_explained():
 
 def test_records_of_axes_name_axes_that_exist():
     for axis in NAMED.values():
-        assert axis.talks in ("layer", "microbatch", "step") and (
-            not axis.beside or axis.beside in Layout().order
-        )
+        assert axis.talks in ("layer", "microbatch", "step")
+        assert not axis.beside or axis.beside in Layout().order
     assert list(Layout(cp=2).sizes) == ["pp", "dp", "cp", "tp"]

@@ -45,10 +45,8 @@ class Said(NamedTuple):
 
 def said_of(run: Ran) -> Said:
     batch = f"--batch {run.sequences} --microbatch {run.sequences} --seq {run.tokens}"
-    asked = (
-        f"estimate {run.model} --zero 3 {batch} --recompute {run.recompute} --framework transformers --json"
-    )
-    made = json.loads(output_of(asked))
+    how = f"--zero 3 {batch} --recompute {run.recompute} --framework transformers"
+    made = json.loads(output_of(f"estimate {run.model} {how} --json"))
     verdict = "fits" if made["fits"] else "tight" if made["tight"] else "too large"
     ends = (made["step_seconds"] * made["sure"][end] for end in ("low", "high"))
     held = (made["memory_bytes"] - made["memory"]["overhead"]) / 1e9
@@ -92,8 +90,7 @@ def test_the_manual_has_these_runs(beside):
     manual = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
     for run, said in beside:
         asked = f"| {run.model} | {run.tokens:,} · {run.sequences} | {run.recompute}"
-        here = (
-            f"{said.verdict} | {said.held:.1f} GB | {said.seconds:.2f} s, {said.low:.2f} to {said.high:.2f}"
-        )
+        seconds = f"{said.seconds:.2f} s, {said.low:.2f} to {said.high:.2f}"
+        here = f"{said.verdict} | {said.held:.1f} GB | {seconds}"
         there = f"{run.allocated} GB | {run.seconds:.2f} s" if run.seconds else "out of memory | "
         assert f"{asked} | {here} | {there} |" in manual, f"{asked} | {here} | {there} |"

@@ -110,10 +110,8 @@ def test_schedules_that_split_backward_are_asked_for():
     assert of(usual) == {"1F1B", "interleaved"} and of(everything) == set(SCHEDULES)
     assert everything.best.seconds <= usual.best.seconds
     assert len({row.layout for row in rows(everything)}) == len(rows(everything)) == everything.looked_at
-    for row in rows(everything):
-        Job(LLAMA3, global_batch=128).check(
-            row.layout
-        )  # raises if the planner tries a layout that is impossible
+    for row in rows(everything):  # each can be
+        Job(LLAMA3, global_batch=128).check(row.layout)
 
 
 @pytest.mark.parametrize(
@@ -435,10 +433,7 @@ def test_clusters_from_a_file(tmp_path):
         ('{"device": {"flops": 1e14}}', "the device lacks achievable, bandwidth, memory"),
         ('{"device": {"flop": 1e14}}', "the device has no field 'flop'; known are name, flops"),
         ('{"device": "h200", "inter_node_bandwidth": -1}', "inter_node_bandwidth must be a positive number"),
-        (
-            '{"device": "h200", "intra_node_bandwidth": 900}',
-            "in bytes/s per GPU, one direction, and must be at",
-        ),
+        ('{"device": "h200", "intra_node_bandwidth": 900}', "bytes/s per GPU, one direction, and must be at"),
         ('{"device": "h200", "wires": 3}', "the cluster has no field 'wires'"),
         ('{"device": "h200", "all_to_all": [1, 2, 3]}', r"all_to_all is bytes/s .*, not \(1, 2, 3\)"),
         ('{"device": "h200", "host_bandwidth": 1e300}', r"must be at most 1e\+20; 1e\+300 is given"),

@@ -47,9 +47,8 @@ def test_an_estimate_has_seconds_memory_bytes_and_the_bubble(output_of):
     assert "gemm_efficiency" not in out and "gemm_efficiency" in output_of(f"{sizes} --explain")
     made = json.loads(output_of(f"{sizes} --json"))
     assert made["bubble"] == pytest.approx(made["time"]["bubble"] / made["step_seconds"])
-    assert max(sum(stage.values()) for stage in made["memory_by_stage"]) == pytest.approx(
-        made["memory_bytes"]
-    )
+    stages = [sum(stage.values()) for stage in made["memory_by_stage"]]
+    assert max(stages) == pytest.approx(made["memory_bytes"])
     sent = json.loads(output_of("estimate llama-3-8b --dp 8 --batch 64 --json"))["bytes"]["first"]
     assert sent["dp"] == pytest.approx(2 * 7 / 8 * 2 * MODELS["llama-3-8b"].params) and sent["tp"] == 0
     stages = json.loads(output_of("estimate llama-3-8b --pp 4 --batch 64 --json"))["bytes"]
@@ -59,10 +58,8 @@ def test_an_estimate_has_seconds_memory_bytes_and_the_bubble(output_of):
 def test_without_a_model_an_estimate_is_of_a_schedule(output_of):
     bubble = output_of("estimate --pp 4 --microbatches 8")
     assert "27.27% of wall time idle\nheld at once, by rank: [4, 3, 2, 1]" in bubble
-    two = json.loads(output_of("estimate --pp 4 --microbatches 8 --schedule interleaved --json"))
-    three = json.loads(
-        output_of("estimate --pp 4 --microbatches 8 --schedule interleaved --interleave 3 --json")
-    )
+    asked = "estimate --pp 4 --microbatches 8 --schedule interleaved --json"
+    two, three = (json.loads(output_of(asked + more)) for more in ("", " --interleave 3"))
     assert three["bubble"] < two["bubble"] == pytest.approx(3 / 2 / (8 + 3 / 2))
 
 
@@ -244,10 +241,8 @@ def test_a_plan_names_the_cheapest_gpus_and_changed_defaults(output_of):
 def test_a_plan_imports_what_it_needs():
     """`plan` must not import PyTorch or modules of other commands: start-up is half of its time."""
     code = f"import sys; from three_axes.__main__ import main; main({PLAN.split()!r}); print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300
-    ).stdout
-    modules = set(loaded.split())
+    how = dict(capture_output=True, text=True, cwd=ROOT, timeout=300)
+    modules = set(subprocess.run([sys.executable, "-c", code], **how).stdout.split())
     assert "three_axes.plan.planner" in modules
     others = ("configs", "flags", "page", "meeting", "remedies", "schedules", "simulation", "traffic")
     unneeded = {"torch", "multiprocessing", "html", "difflib", "importlib.resources"}

@@ -93,16 +93,14 @@ def test_a_step_is_the_sum_of_its_stages():
     assert sent(job, layout) == sent(job, layout, 2)
 
 
-@pytest.mark.parametrize(
-    "schedule, v, messages", [("interleaved", 2, [3, 4, 4, 3]), ("ZB-V", 1, [2, 4, 4, 2])]
-)
-def test_chunks_send_more(schedule, v, messages):
+@pytest.mark.parametrize("schedule, v, at_ends", [("interleaved", 2, 3), ("ZB-V", 1, 2)])
+def test_chunks_send_more(schedule, v, at_ends):
     """Each chunk sends a message forward and one backward, except at the ends. At the turn of a V both stages
     are on one rank, so no message is sent."""
     job = Job(MODELS["llama-3-8b"], global_batch=8, framework=TEXTBOOK)
     layout = Layout(pp=4, interleave=v, schedule=schedule)
     listed = [sum(c.calls for c in calls(job, layout, k) if c.axis == "pp") / 8 for k in range(4)]
-    assert listed == messages
+    assert listed == [at_ends, 4, 4, at_ends]
 
 
 def test_the_layouts_order_decides_which_ranks_send_to_each_other(eight):

@@ -59,11 +59,8 @@ def _ways(tree: ast.Module) -> Iterator[tuple[int, str, Callable[[ast.AST], None
     """(number of the node in the walk, description, a function that changes the node in place), for each."""
     for at, node in enumerate(ast.walk(tree)):
         for what, change in _changes(node):
-            yield (
-                at,
-                f"{getattr(node, 'lineno', 1)}: {what} in {ast.unparse(node).splitlines()[0][:60]}",
-                change,
-            )
+            code = ast.unparse(node).splitlines()[0][:60]
+            yield at, f"{getattr(node, 'lineno', 1)}: {what} in {code}", change
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Callable]]:

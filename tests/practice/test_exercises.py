@@ -149,9 +149,7 @@ def test_hints_come_in_steps_and_the_solution_on_request():
     assert shown[0].startswith("Hint 1 of 5") and shown[4].startswith("Hint 5 of 5")
     assert shown[5] == shown[6] and "solution()" in shown[5]
     lines = shown[1].split("```python\n")[1].split("\n```")[0].splitlines()
-    assert lines == sorted(lines) and "chunks[incoming] += buffer" in lines, (
-        "a puzzle of the solution's lines"
-    )
+    assert lines == sorted(lines) and "chunks[incoming] += buffer" in lines, "a puzzle of lines"
     assert "def ring_all_reduce(x, rank, world_size):" in str(exercise.solution())
 
 

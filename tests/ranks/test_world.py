@@ -334,9 +334,8 @@ def test_the_rank_that_raised_comes_first_and_state_is_kept(world):
     assert (error.kind, error.ranks, error.state_kept) == ("raised", [1], True)
     assert text.startswith("rank 1 raised ValueError: no good\n    test_world.py, line ")
     assert 'raise ValueError("no good")' in text
-    assert re.search(
-        r"ranks 0, 2 and 3 waited in barrier, \d+\.\d s   test_world.py, line \d+:  dist.barrier\(\)", text
-    )
+    waited = r"ranks 0, 2 and 3 waited in barrier, \d+\.\d s   test_world.py, line \d+:  dist.barrier\(\)"
+    assert re.search(waited, text)
     assert "torch/" not in text and "helpers/" not in text
     assert world.pull("kept") == [7] * 4
 

@@ -75,11 +75,9 @@ def visible() -> list[int]:
     """The GPUs that this process is allowed, by number on the machine."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     there = range(int(os.environ["STANDIN_GPUS"]))
-    return (
-        list(there)
-        if allowed is None
-        else [int(i) for i in allowed.split(",") if i.isdigit() and int(i) in there]
-    )
+    if allowed is None:
+        return list(there)
+    return [int(i) for i in allowed.split(",") if i.isdigit() and int(i) in there]
 
 
 class Stream:

@@ -164,9 +164,8 @@ class Notebook:
         )
 
     def errors(self) -> list[str]:
-        return self.page.locator(
-            '.jp-RenderedText[data-mime-type="application/vnd.jupyter.error"]'
-        ).all_inner_texts()
+        shown = '.jp-RenderedText[data-mime-type="application/vnd.jupyter.error"]'
+        return self.page.locator(shown).all_inner_texts()
 
     def cell(self, text: str):
         return self.page.locator(".jp-CodeCell", has_text=text).last
@@ -305,9 +304,8 @@ def begins_and_moves(notebook, call: str) -> None:
     page.locator(IMAGES).last.wait_for(timeout=MINUTE)
     page.wait_for_timeout(2000)  # a link in the page would have pushed its own value by now
     shown = lambda: page.locator(IMAGES).last.get_attribute("src")
-    drawn = page.evaluate(
-        "async src => Array.from(new Uint8Array(await (await fetch(src)).arrayBuffer()))", shown()
-    )
+    fetched = "async src => Array.from(new Uint8Array(await (await fetch(src)).arrayBuffer()))"
+    drawn = page.evaluate(fetched, shown())
     made = eval(call, {"explore": explore})
     first, python = (imread(BytesIO(png)) for png in (bytes(drawn), made.picture.png()))
     assert first.shape == python.shape and (abs(first - python) > 0.1).any(2).mean() < 0.005, (

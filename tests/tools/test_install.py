@@ -278,10 +278,8 @@ def test_what_the_documents_say_installs_the_course(name, command, tmp_path):
     venv.create(tmp_path / "venv", with_pip=name == "pip")
     bins = [tmp_path / "venv" / "bin", Path(sys.executable).parent]
     environ = {"PATH": os.pathsep.join([*map(str, bins), os.environ["PATH"]])}
-    environ |= {
-        "UV_CACHE_DIR": str(tmp_path / "cache"),
-        "UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", ""),
-    }
+    environ["UV_CACHE_DIR"] = str(tmp_path / "cache")
+    environ["UV_FIND_LINKS"] = os.environ.get("PIP_FIND_LINKS", "")
     words = [word.strip("'") for word in command.replace("three-axes lab my", "three-axes doctor 1").split()]
     how = dict(capture_output=True, text=True, timeout=1200)
     done = subprocess.run(words, cwd=ROOT, env=CLEAN | environ, **how)

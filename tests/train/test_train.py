@@ -159,9 +159,8 @@ def test_training_continues_under_other_layouts_and_numbers_of_ranks(worlds, twi
     ):
         with worlds[n].lent() as world:
             said, losses = world.run(go_on, small(**choice, out=str(tmp_path)), 3)[0]
-        assert said == (
-            [f"going on from step-{done:06d}, the last complete checkpoint {before}"] if done else []
-        )
+        sentence = f"going on from step-{done:06d}, the last complete checkpoint {before}"
+        assert said == [sentence] * bool(done)
         near(losses, twin[done : done + 3], 1e-5)
         done += 3
         before = f"(written under {small(**{'dp': 1} | choice).layout})"
@@ -324,10 +323,7 @@ def unshared(kind: str, what: str) -> list[str]:
     """
     for way in (["unshare", *kind.split()], ["unshare", "--user", "--map-root-user", *kind.split()]):
         tried = [*way, "sh", "-c", what]
-        if (
-            shutil.which("unshare")
-            and subprocess.run(tried, capture_output=True, timeout=300).returncode == 0
-        ):
+        if shutil.which("unshare") and not subprocess.run(tried, capture_output=True, timeout=300).returncode:
             return way
     pytest.skip(f"not permitted here, or a program is missing: unshare {kind}, {what}")
 
@@ -339,9 +335,8 @@ def on_two_hosts(folder: Path, when: str, *command: str) -> list[str]:
     way = unshared("--net", "nsenter --version && ip link add this type veth peer name that")
     environ = dict(os.environ, OMP_NUM_THREADS="1")
     script = str(HERE / "two_hosts.sh")
-    done = subprocess.run(
-        [*way, script, str(folder), when, *command], cwd=HERE.parent, env=environ, timeout=250
-    )
+    how = dict(cwd=HERE.parent, env=environ, timeout=250)
+    done = subprocess.run([*way, script, str(folder), when, *command], **how)
     printed = [(folder / name).read_text() for name in ("host0", "host1")]
     assert done.returncode == 0, printed
     return printed

@@ -40,9 +40,8 @@ def watched(job: jobs.Job, steps: int = 5) -> tuple[str, list[str]]:
         finally:
             watch.stop()
             names.clear()  # the garbage collector does not free hooks and the objects that they hold
-    return printed.getvalue(), [
-        drift.name for drift in watch.compared.copies.wrong
-    ] if watch.compared.copies else []
+    copies = watch.compared.copies
+    return printed.getvalue(), [drift.name for drift in copies.wrong] if copies else []
 
 
 def notes(said: str) -> bool:

@@ -57,12 +57,9 @@ def test_which_copies_are_watched():
         return {name: mark(name, torch.tensor(values)) for name, values in tensors.items()}
 
     same, ones = [1.0, 2.0], [1.0, 1.0]
-    rank0 = marks(
-        **{"norm.weight": ones, "up.weight": [[3.0, 4.0], [0.0, 1.0]], "up.bias": ones, "words": same}
-    )
-    rank1 = marks(
-        **{"norm.weight": ones, "up.weight": [[5.0, 6.0], [0.0, 1.0]], "up.bias": ones, "words": same}
-    )
+    alike = {"norm.weight": ones, "up.bias": ones, "words": same}
+    parts = [[3.0, 4.0], [0.0, 1.0]], [[5.0, 6.0], [0.0, 1.0]]
+    rank0, rank1 = (marks(**alike, **{"up.weight": part}) for part in parts)
     copies = Copies([rank0, rank1])
     # The bias has equal values on both ranks, but it may be a shard, because its matrix is one. The weight of
     # a norm is never a shard.
@@ -113,9 +110,8 @@ def test_a_script_whose_copies_part(tmp_path):
     assert done.returncode and "of 25 tensors with copies 1 have parted, in 9 steps" in done.stdout
     edit = "        dist.all_reduce(p.grad, group=dp)⏎ => ⏎"
     done = verified(tmp_path, "pipeline", edit, "--steps", "1", "train.py", "pp 2 dp 2", "9")
-    assert (
-        "after step 1: layers.3.norm.bias differs along dp (ranks 2 | 3), by 2 of its length" in done.stdout
-    )
+    said = "after step 1: layers.3.norm.bias differs along dp (ranks 2 | 3), by 2 of its length"
+    assert said in done.stdout
     assert "after step 1: and 17 more\n" in done.stdout
     assert "train.py: of 25 tensors with copies 25 have parted, in 2 steps\n" in done.stdout
 

@@ -25,11 +25,8 @@ class Tiny(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.words, self.mix, self.head = (
-            nn.Embedding(WORDS, WIDE),
-            nn.Linear(WIDE, WIDE),
-            nn.Linear(WIDE, WORDS),
-        )
+        self.words = nn.Embedding(WORDS, WIDE)
+        self.mix, self.head = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WORDS)
 
     def forward(self, tokens):
         return self.head(torch.tanh(self.mix(self.words(tokens))))
@@ -59,9 +56,8 @@ def mine(batch, mesh):
 
 def losses(model, tokens, targets):
     """The loss of each token, (rows, tokens)."""
-    return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="none").view(
-        targets.shape
-    )
+    each = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="none")
+    return each.view(targets.shape)
 
 
 def right(model, batch, mesh, *, pads: bool = False, of_means: bool = False):
@@ -123,10 +119,8 @@ def test_rows_have_their_own_numbers_where_several_are_tried_together(world):
 
 def test_a_step_that_cuts_its_batch_is_given_the_rows_again_and_again(world):
     report, causes = checked(world, accumulated)
-    said = (
-        "rows 1–4 0.5 times, rows 5–8 once what they should count: a factor that some of them get once more"
-    )
-    assert causes["gradients"].text.startswith(said) and "loss" not in causes, report
+    said = "rows 1–4 0.5 times, rows 5–8 once what they should count: a factor that some of them"
+    assert causes["gradients"].text.startswith(f"{said} get once more") and "loss" not in causes, report
 
 
 def test_a_trial_that_fails_says_so(world):
@@ -170,9 +164,8 @@ def test_in_coarse_numbers_no_squares_are_guessed():
     """Among some dozens of sums of squares, one always equals the norm within the rounding of bfloat16."""
     squares, mesh = sum(SQUARES.values()), Mesh({"tp": 2})
     norm = math.sqrt(squares + SQUARES["norm"])
-    of = lambda tolerance: of_norms(
-        {0: norm, 1: norm}, math.sqrt(squares), mesh, tolerance, SQUARES, {("tp",): PARTS}
-    )
+    norms, parts = {0: norm, 1: norm}, {("tp",): PARTS}
+    of = lambda tolerance: of_norms(norms, math.sqrt(squares), mesh, tolerance, SQUARES, parts)
     assert of(1e-9).kind == "squares counted often" and of(1e-2).kind == "scaled"
 
 

@@ -89,9 +89,8 @@ def saved(layout: dict, folder) -> None:
 def misplace(model, seed: int) -> None:
     """Exchange two tensors, the rows of a tensor, or the shards of the ranks, as a wrong loader would."""
     chance = random.Random(seed)
-    parameters = [
-        (p.to_local() if isinstance(p, DTensor) else p).detach() for p in model.parameters() if p.dim() == 2
-    ]
+    local = lambda p: (p.to_local() if isinstance(p, DTensor) else p).detach()
+    parameters = [local(p) for p in model.parameters() if p.dim() == 2]
     one = chance.choice(parameters)
     others = [p for p in parameters if p.shape == one.shape and not torch.equal(p, one)]
     ranks = [None] * dist.get_world_size()
