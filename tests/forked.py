@@ -50,10 +50,8 @@ def command(
         for file, mine in zip(files, surroundings):
             file.mkdir()
             mine["TORCHELASTIC_ERROR_FILE"] = file / "error.json"
-        processes = [
-            context().Process(target=_run, args=(argv, str(cwd), mine, file))
-            for mine, file in zip(surroundings, files)
-        ]
+        made = lambda *mine: context().Process(target=_run, args=(argv, str(cwd), *mine))
+        processes = list(map(made, surroundings, files))
         try:
             with server.main_hidden():
                 for process in processes:

@@ -68,12 +68,8 @@ def around(monkeypatch):
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     nothing = lambda one: None
     interposer = SimpleNamespace(add=nothing, remove=nothing, fabric=None, wait_for=Work.wait)
-    interposer.is_issuing, interposer.axes, interposer.beside, interposer.is_capturing = (
-        False,
-        SimpleNamespace(),
-        None,
-        False,
-    )
+    interposer.axes, interposer.beside = SimpleNamespace(), None
+    interposer.is_issuing = interposer.is_capturing = False
     monkeypatch.setattr(meter, "time", clock)
     monkeypatch.setattr(meter, "interposer", interposer)
     monkeypatch.setattr(wire, "Sockets", Wire)

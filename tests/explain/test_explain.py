@@ -77,10 +77,8 @@ def test_every_moment_is_in_one_part(tmp_path):
 
 
 def test_the_slowest_of_several_ranks(tmp_path):
-    files = [
-        write(tmp_path / f"rank{r}.json", by_hand(200 if r == 2 else 0), distributedInfo={"rank": r})
-        for r in (1, 2, 0)
-    ]
+    of_rank = lambda r: (tmp_path / f"rank{r}.json", by_hand(200 if r == 2 else 0))
+    files = [write(*of_rank(r), distributedInfo={"rank": r}) for r in (1, 2, 0)]
     made = explain(files)
     assert [s.rank for s in made.splits] == [0, 1, 2]
     assert any("rank 2 works longer" in a.text for a in made.advice)

@@ -47,11 +47,8 @@ def test_an_impossible_event_is_refused_in_one_sentence(tmp_path, capsys, change
 
 def test_a_path_that_is_no_file_is_refused_at_once(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
-    for name, sentence in (
-        ("", "no .json and no .json.gz"),
-        ("pipe", "a pipe or a device"),
-        ("no", "no: No such file"),
-    ):
+    said = {"": "no .json and no .json.gz", "pipe": "a pipe or a device", "no": "no: No such file"}
+    for name, sentence in said.items():
         assert main(["explain", str(tmp_path / name), "--json"]) == 2
         assert sentence in capsys.readouterr().err
 

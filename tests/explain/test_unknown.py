@@ -162,11 +162,8 @@ def test_copies_between_gpus_are_no_copies_within_one(tmp_path):
 
 
 def test_gloo_beside_a_gpu_is_communication(tmp_path):
-    events = [
-        *launched(1, 0, 10, 100),
-        x("user_annotation", "gloo:all_reduce", 150, 500, 2),
-        *launched(2, 660, 670, 30),
-    ]
+    gloo = x("user_annotation", "gloo:all_reduce", 150, 500, 2)
+    events = [*launched(1, 0, 10, 100), gloo, *launched(2, 660, 670, 30)]
     parts = explained(tmp_path, events).splits[0].parts
     assert parts["exposed group not said"] == pytest.approx(500e-6)
 

@@ -429,10 +429,8 @@ def test_a_class_answers_the_quiz_and_sees_its_gain(monkeypatch, tmp_path, capsy
     for row, before, after in zip(table.rows, *right):
         more = f"{100 * (after - before):+.0f} points"
         assert row[1:] == [f"{before:d} of 1", f"{after:d} of 1", more]
-    dropped = [
-        (who, passed.Done(quiz={story: done.quiz[story]}))
-        for (who, done), story in zip(students, ("after", "before"))
-    ]
+    half = lambda done, story: passed.Done(quiz={story: done.quiz[story]})
+    dropped = [(who, half(done, story)) for (who, done), story in zip(students, ("after", "before"))]
     unpaired = classroom.gain(dropped)
     assert "with before and after 0, with only one of them 2" in unpaired.title
     assert all(row[1].endswith("of 1") and row[2].endswith("of 1") and not row[3] for row in unpaired.rows)

@@ -209,11 +209,8 @@ def no_answer_is_before_its_reveal(path, notebook):
             screen = enumerate(notebook.cells[i - 1 : end + 3], i - 1)
             seen = "\n".join(c.source for k, c in screen if k != i)
             assert " " not in answer or answer not in seen.lower(), answer
-            (reveal,) = (
-                node
-                for node in ast.walk(ast.parse(notebook.cells[end].source))
-                if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "reveal"
-            )
+            calls = [n for n in ast.walk(ast.parse(notebook.cells[end].source)) if isinstance(n, ast.Call)]
+            (reveal,) = (call for call in calls if getattr(call.func, "attr", "") == "reveal")
             written = [part.value for part in _words_in(reveal) if " " in str(part.value)]
             assert not written, f"words of the answer: {written}"
 

@@ -348,10 +348,8 @@ def test_tensors_that_latent_attention_keeps():
     the tensors that its norms and its kernel need.
     """
     job = Job(V3, DGX, 8, 4096)
-    kept, frozen = (
-        {name: size / (2 * 4096) for name, size in activations_per_layer(j, Layout()).items()}
-        for j in (job, replace(job, lora=Lora(8, ("feed-forward",))))
-    )
+    held = (activations_per_layer(j, Layout()) for j in (job, replace(job, lora=Lora(8, ("feed-forward",)))))
+    kept, frozen = ({name: size / (2 * 4096) for name, size in of.items()} for of in held)
     down, norm, both = ("queries, down", 7168), ("norm of queries", 1536), ("keys and values, down", 512 + 64)
     assert kept.items() >= {down, norm, both, ("queries, up", 1536), ("keys and values, up", 512)}
     assert frozen.items() >= {norm, both} and not {"queries, up", "keys and values, up"} & frozen.keys()

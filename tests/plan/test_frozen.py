@@ -48,10 +48,8 @@ def test_one_of_an_adapters_matrices_is_whole_on_each_rank(t):
 def test_a_frozen_matrix_has_no_weight_gradient(name):
     job = Job(MODELS[name], CLUSTERS["dgx-h100"], 8, 2048, MEGATRON)
     frozen = replace(job, lora=Lora(8))
-    full, few = (
-        [op for op in layer(j, Layout()) + head(j, Layout()) if op.phase == "W" and op.flops]
-        for j in (job, frozen)
-    )
+    every = lambda j: layer(j, Layout()) + head(j, Layout())
+    full, few = ([op for op in every(j) if op.phase == "W" and op.flops] for j in (job, frozen))
     assert full and all(op.name.startswith("adapter of") and op.adapters for op in few)
     assert sum(op.flops for op in few) < 0.02 * sum(op.flops for op in full)
     # Adapters add their FLOPs to forward. Weight gradients of frozen matrices are gone; the rest stays.
@@ -63,11 +61,8 @@ def test_a_frozen_matrix_has_no_weight_gradient(name):
 @pytest.mark.parametrize("framework, passes, kernels", [(MEGATRON, 1, 0), (TITAN, 5, 2)])
 def test_the_sum_with_an_adapter_is_a_products_own_or_two_passes(framework, passes, kernels):
     tokens, h, f = 4096, 4096, 14336
-    sums = {
-        op.phase: (op.streamed, op.kernels)
-        for op in layer(replace(LORA, framework=framework), Layout())
-        if op.name == "sum with adapter of gate"
-    }
+    ops = layer(replace(LORA, framework=framework), Layout())
+    sums = {op.phase: (op.streamed, op.kernels) for op in ops if op.name == "sum with adapter of gate"}
     assert sums == {"F": (2 * passes * tokens * f, kernels), "I": (2 * passes * tokens * h, kernels)}
 
 
@@ -366,9 +361,6 @@ def test_every_kind_of_matrix_is_adapted_by_name():
     for model in ("llama-3-8b", "deepseek-v3", "deepseek-v2-lite"):
         job = Job(MODELS[model], CLUSTERS["dgx-h100"], 8, 2048, MEGATRON, lora=Lora(4))
         for kind, _ in job.model.kinds:
-            named |= {
-                re.fullmatch(r"adapter of (.*), (?:up|down)", op.name)[1]
-                for op in layer(job, Layout(), kind)
-                if op.name.startswith("adapter of")
-            }
+            names = [op.name for op in layer(job, Layout(), kind) if op.name.startswith("adapter of")]
+            named |= {re.fullmatch(r"adapter of (.*), (?:up|down)", name)[1] for name in names}
     assert named == set().union(*MATRICES.values())

@@ -94,10 +94,8 @@ def test_korthikantis_table_2(t):
 
 def test_a_fused_attention_drops_5as_over_h():
     model, s, whole = MODELS["gpt3-175b"], 2048, Layout(sequence_parallel=False)
-    stored, fused = (
-        sum(activations_per_layer(Job(model, seq_len=s, framework=f), whole).values())
-        for f in (UNFUSED, TEXTBOOK)
-    )
+    jobs = (Job(model, seq_len=s, framework=framework) for framework in (UNFUSED, TEXTBOOK))
+    stored, fused = (sum(activations_per_layer(job, whole).values()) for job in jobs)
     assert stored - fused == 5 * model.heads * s * s
     assert fused == 34 * s * model.hidden
 

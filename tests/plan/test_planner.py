@@ -354,10 +354,8 @@ def test_some_layers_are_computed_twice():
     """The cost is linear in the number of recomputed layers. The planner recomputes as few layers as fit."""
     job = Job(MODELS["llama-3-70b"], DGX, 128, 8192, find_framework("megatron-bridge"))
     sizes = dict(dp=4, tp=4, pp=4, interleave=5, schedule="interleaved", zero=1)
-    none, some, all_ = (
-        estimate(job, Layout(**sizes, recompute=recompute, recomputed=k))
-        for recompute, k in (("none", 0), ("full", 5), ("full", 0))
-    )
+    of = lambda recompute, k=0: estimate(job, Layout(**sizes, recompute=recompute, recomputed=k))
+    none, some, all_ = of("none"), of("full", 5), of("full")
     for seconds in (lambda e: e.time["matrices"], lambda e: e.time["attention"]):
         assert seconds(some) - seconds(none) == pytest.approx((seconds(all_) - seconds(none)) / 4)
     assert some.time["head"] == pytest.approx(none.time["head"])  # no head is computed twice

@@ -42,10 +42,8 @@ def test_casts_by_hand():
     """Forward casts four inputs (of q, k, v; of gate, up). Backward casts all outputs' gradients."""
     job = replace(JOB, precision="fp8")
     h, q, kv, f, tokens = 4096, 4096, 1024, 14336, 8192
-    casts = {
-        phase: sum(op.streamed for op in layer(job, Layout()) if op.part == "casts" and op.phase == phase)
-        for phase in "FI"
-    }
+    lines = [op for op in layer(job, Layout()) if op.part == "casts"]
+    casts = {phase: sum(op.streamed for op in lines if op.phase == phase) for phase in "FI"}
     assert casts["F"] == 4 * tokens * (h + q + h + f)
     assert casts["I"] == 4 * tokens * (q + 2 * kv + h + 2 * f + h)
     c = constants()

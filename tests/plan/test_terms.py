@@ -101,10 +101,8 @@ def test_what_hides_shows_a_fifth():
     assert float(step_terms(job, Layout(dp=D))["data parallel"]) == pytest.approx(0.2 * float(open_))
     # ZeRO-2 reduces in each microbatch, hidden under its backward. Nothing hides the gather of the weights.
     short = replace(job, seq_len=1024)
-    some, all_ = (
-        float(step_terms(replace(short, framework=f), Layout(dp=D, zero=2))["data parallel"])
-        for f in (TEXTBOOK, TEXTBOOK.but(hides=()))
-    )
+    jobs = (replace(short, framework=framework) for framework in (TEXTBOOK, TEXTBOOK.but(hides=())))
+    some, all_ = (float(step_terms(job, Layout(dp=D, zero=2))["data parallel"]) for job in jobs)
     assert some == pytest.approx((0.2 * M + 1) / (M + 1) * all_)
 
 
@@ -328,10 +326,8 @@ def test_norms_of_queries_and_keys_are_priced():
     """Each layer has two norms. Unfused, each has six kernels, and its input is kept."""
     qwen, titan = MODELS["qwen3-30b-a3b"], FRAMEWORKS["torchtitan"]
     dense = replace(qwen, experts=None)
-    with_, without = (
-        layer(Job(model, framework=titan, seq_len=4096), Layout(zero=3))
-        for model in (dense, replace(dense, qk_norm=False))
-    )
+    of = lambda model: layer(Job(model, framework=titan, seq_len=4096), Layout(zero=3))
+    with_, without = of(dense), of(replace(dense, qk_norm=False))
     total = lambda ops, of: sum(float(of(op)) for op in ops if op.phase in "FI")
     more = lambda of: total(with_, of) - total(without, of)
     numbers = 4096 * (dense.q_width + dense.kv_width)

@@ -25,12 +25,8 @@ pytestmark = pytest.mark.usefixtures("judges_share_worlds")
 def _exercises() -> dict[str, Exercise]:
     """'d02.ring' -> the exercise, of all drops."""
     modules = [importlib.import_module(module_of(drop_number(path))) for path in notebooks()]
-    return {
-        f"{module.__name__.rpartition('.')[2]}.{name}": thing
-        for module in modules
-        for name, thing in vars(module).items()
-        if isinstance(thing, Exercise)
-    }
+    things = [(f"{m.__name__.rpartition('.')[2]}.{name}", x) for m in modules for name, x in vars(m).items()]
+    return {name: thing for name, thing in things if isinstance(thing, Exercise)}
 
 
 EXERCISES = _exercises()

@@ -249,12 +249,8 @@ def test_two_hundred_worlds_leave_nothing(tmp_path, monkeypatch):
 
 @linux
 def test_nothing_listens_beyond_loopback(world):
-    mine = {
-        os.stat(f"/proc/{pid}/fd/{fd}").st_ino
-        for pid in [os.getpid(), *world.pids]
-        for fd in os.listdir(f"/proc/{pid}/fd")
-        if os.path.exists(f"/proc/{pid}/fd/{fd}")
-    }
+    folders = [Path(f"/proc/{pid}/fd") for pid in [os.getpid(), *world.pids]]
+    mine = {file.stat().st_ino for folder in folders for file in folder.iterdir() if file.exists()}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             local, state, inode = (line.split()[i] for i in (1, 3, 9))

@@ -324,19 +324,15 @@ def test_fsdp_refuses_what_cannot_be(world):
 
 @pytest.mark.parametrize("how", [{}, {"reshard": False}, {"m": 2}, {"m": 2, "reshard": False}], ids=str)
 def test_fully_shard_makes_the_same_calls(world, how):
-    seen = [
-        [(row.op, row.calls, row.algorithmic) for row in traffic.ranks[0]]
-        for traffic in (b1.step_traffic(world, **how), b1.step_by_pytorch(world, **how))
-    ]
-    assert seen[0] == seen[1]
+    made = lambda way: [(row.op, row.calls, row.algorithmic) for row in way(world, **how).ranks[0]]
+    assert made(b1.step_traffic) == made(b1.step_by_pytorch)
 
 
 def test_fully_shard_prefetches_the_head_in_vain_where_all_is_kept(world):
     how = {"m": 2, "reshard": False, "hold": True}
-    ours, theirs = (
-        {row.op: (row.calls, row.payload) for row in traffic.ranks[0]}
-        for traffic in (b1.step_traffic(world, **how), b1.step_by_pytorch(world, **how))
-    )
+    ways = b1.step_traffic, b1.step_by_pytorch
+    rows = [way(world, **how).ranks[0] for way in ways]
+    ours, theirs = ({row.op: (row.calls, row.payload) for row in mine} for mine in rows)
     head = 4 * sum(p.numel() for p in toy.ToyTransformer(hidden=64, seq_len=16)[-1].parameters())
     assert ours["reduce_scatter"] == theirs["reduce_scatter"]
     assert theirs["all_gather"] == (ours["all_gather"][0] + 1, ours["all_gather"][1] + head)

@@ -27,12 +27,8 @@ def prepare(seed, tied=False, frozen=False, **sizes):
 def named(model, held):
     """The parameters of `held`, which is `model` or a part of it, by their names in `model`."""
     here = {id(p) for p in held.parameters()}
-    return {
-        f"{path}.{name}": p
-        for path, part in model.named_modules()
-        for name, p in part._parameters.items()
-        if id(p) in here
-    }
+    parts = [(path, part._parameters.items()) for path, part in model.named_modules()]
+    return {f"{path}.{name}": p for path, its in parts for name, p in its if id(p) in here}
 
 
 def train(model, held, step):
@@ -64,11 +60,8 @@ def same(name, whole, mine, tp=(0, 1)):
 
 def equals_the_twin(got, reference, tp=(0, 1)):
     """Whether gradients and last weights equal the twin's, for each parameter that this rank holds."""
-    return all(
-        same(name, whole[name], t, tp)
-        for whole, mine in zip([*reference[1], reference[2]], [*got[1], got[2]])
-        for name, t in mine.items()
-    )
+    pairs = zip([*reference[1], reference[2]], [*got[1], got[2]])
+    return all(same(name, whole[name], t, tp) for whole, mine in pairs for name, t in mine.items())
 
 
 def mean_losses(results):
