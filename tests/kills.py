@@ -1,6 +1,6 @@
 """Kill a training run again and again, under another layout each time: `python tests/kills.py 30`.
 
-Two torchruns replace two machines with two ranks each; every second run has one machine. A signal (SIGKILL,
+Two torchruns act as two machines with two ranks each; every second run has one machine. A signal (SIGKILL,
 SIGTERM or SIGINT) is sent to a launcher, to a rank, or to both ranks of a machine, at a random moment: while
 the run starts, trains or saves. Then all processes must have ended by themselves, no complete checkpoint may
 be lost, and in the end every step's loss must equal that of a single undisturbed process.

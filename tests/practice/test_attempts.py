@@ -32,7 +32,7 @@ ON_PAPER = {
 }
 
 
-def told(answer) -> str:
+def words_of(answer) -> str:
     """An answer in the words of the table's column `told`."""
     if answer is None or answer.kind == "right":
         return "(right)"
@@ -41,9 +41,9 @@ def told(answer) -> str:
     return {"wrong": "(observed)"}.get(answer.kind, f"({answer.kind})")
 
 
-def is_told(answer, expected: str) -> bool:
+def is_expected(answer, expected: str) -> bool:
     """Whether an answer is the expected one. A row may also have a name that only describes."""
-    return expected in (told(answer), answer and answer.misconception)
+    return expected in (words_of(answer), answer and answer.misconception)
 
 
 def cases():
@@ -59,7 +59,7 @@ def cases():
 def test_an_attempt_gets_the_answer_in_the_table(name, change, expected, monkeypatch):
     monkeypatch.setattr(b4.cells, "_deals", [0])  # after a wrong diagnosis the roles of the ranks change
     answer = EXERCISES[name].check(edited(EXERCISES[name].reference, change))
-    assert (answer.kind == "right") == (expected == "(right)") and is_told(answer, expected), answer
+    assert (answer.kind == "right") == (expected == "(right)") and is_expected(answer, expected), answer
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_attempts_that_need_no_ranks_get_the_same_answer_without_ranks(name):
         except Exception:  # noqa: BLE001  the attempt's own
             run = None
         answer = exercise.judged(run, does) if run else exercise.check(attempt)
-        assert is_told(answer, expected), (change, answer)
+        assert is_expected(answer, expected), (change, answer)
 
 
 def test_most_attempts_have_a_name_and_none_is_an_edit_that_an_exercise_knows():

@@ -46,6 +46,7 @@ def test_worlds_made_in_several_threads_leave_multiprocessing_as_it_was():
     assert multiprocessing.util.spawnv_passfds is before
 
 
+# how a kernel ends: the killing of its process group, inside a long call of the interpreter, by itself
 OTHERS = ("group", "holding the interpreter", "ends", "exit")
 SLOW = [pytest.param(manner, marks=pytest.mark.slow) for manner in OTHERS]
 
@@ -77,6 +78,7 @@ def test_no_rank_outlives_the_kernel(manner):
     assert all_end(pids, within=2 * SLACK)
 
 
+# A kernel that starts the fork server, makes a world and runs a call.
 STARTS = """
 import os, time
 from helpers.ranks import server
@@ -107,6 +109,7 @@ def test_a_kernel_that_is_killed_leaves_no_process_after_ten_seconds(moment, num
     assert pids and all_end(pids, within=10)
 
 
+# A run of tests whose only test starts a process and waits.
 A_RUN = """
 import os, subprocess, sys
 import run_all

@@ -12,6 +12,7 @@ import textwrap
 import pytest
 from test_world import alive, all_end
 
+# A kernel whose spares and ranks are killed, and that is killed itself in the end.
 SCRIPT = """
     import os, signal, sys, time
     from helpers.ranks import server
