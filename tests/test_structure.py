@@ -166,9 +166,9 @@ def test_a_package_has_the_names_that_it_exports(room):
         shown = getattr(importlib.import_module(room), name)
         if f"{room}.{module}" in MODULES:  # of two modules with the same name the door would have only one
             its = getattr(importlib.import_module(f"{room}.{module}"), name)
-            assert its is shown, f"{room} shows another {name} too"
-        assert not isinstance(shown, ModuleType), f"{name} is the module, and not what it has"
-        assert name in dir(importlib.import_module(room)), "completion by Tab does not know it"
+            assert its is shown, f"{room} exports two things named {name}"
+        assert not isinstance(shown, ModuleType), f"{name} is the module, and not the thing in it"
+        assert name in dir(importlib.import_module(room)), f"completion by Tab does not offer {name}"
 
 
 def test_packages_export_few_names():
@@ -199,15 +199,15 @@ def test_other_packages_use_only_exported_names(part):
             asked = absolute(node, name.split(".")[:-1])
             if part_of(asked) not in DOORS or part_of(asked) == part_of(name):
                 continue
-            assert asked in DOORS, f"{name}, line {node.lineno}: from the door, {part_of(asked)}"
+            assert asked in DOORS, f"{name}, line {node.lineno}: import from {part_of(asked)}"
             for alias in node.names:
                 if alias.name not in {shown for _, shown in public(asked)}:
-                    assert f"{asked}.{alias.name}" in MODULES, f"{name}: {asked} does not show {alias.name}"
+                    assert f"{asked}.{alias.name}" in MODULES, f"{name}: {asked} does not export {alias.name}"
                     modules[alias.asname or alias.name] = asked, alias.name
         for node in ast.walk(source):
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) in modules:
                 asked, module = modules[node.value.id]
-                assert (module, node.attr) in public(asked), f"{name}: {asked} does not show {node.attr}"
+                assert (module, node.attr) in public(asked), f"{name}: {asked} does not export {node.attr}"
 
 
 PRIVATE = re.compile(
@@ -235,7 +235,7 @@ def test_frames_of_all_threads_are_asked_for_in_one_place():
     """Called without `lines.of_threads`, these can block the process for ever (CPython's issue 106883)."""
     bare = re.compile(r"_current_(?:frames|exceptions)\s*\(")
     for file in [*FILES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "notebooks").rglob("*.ipynb")]:
-        assert not bare.search(file.read_text()), f"{file.relative_to(ROOT)}: ask by lines.of_threads"
+        assert not bare.search(file.read_text()), f"{file.relative_to(ROOT)}: use lines.of_threads"
 
 
 def test_the_first_drop_loads_neither_the_planner_nor_the_trace():

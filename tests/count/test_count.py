@@ -324,7 +324,7 @@ def test_watch_prints_where_ranks_are_and_ends_a_script_that_hangs(tmp_path, nam
     done = counted(tmp_path, "--watch", "--exit", "75", "train.py", ranks=size)
     assert all(words in done.stdout for words in said), done.stdout + done.stderr
     assert (done.returncode == 0) is (name in GO_ON) and ("means nothing" in done.stdout) <= (name in GO_ON)
-    assert done.stdout.count("in this job") == (len(said) > 0), "one block"
+    assert done.stdout.count("in this job") == (len(said) > 0), "all notes are in one block"
 
 
 def test_places_are_printed_once_and_again_when_they_change_or_after_a_minute(monkeypatch):
@@ -343,7 +343,7 @@ def test_places_are_printed_once_and_again_when_they_change_or_after_a_minute(mo
         return len(said)
 
     assert stays(10, 1, 7) == 1 and "rank 0 began no collective, and is in train.py, line 7" in said[0]
-    assert stays(10, 2, 7) == 1, "a slow step is no news"
+    assert stays(10, 2, 7) == 1, "a rank that moves in the same line gets no second note"
     assert stays(10, 3, 8) == 2 and "line 8" in said[1]
     assert stays(4, 4, 9) == 2 and stays(10, 5, 7) == 2
     clock.now += watch.AGAIN

@@ -121,7 +121,7 @@ def test_unequal_collectives_are_proven_only_if_all_their_ranks_wait():
         rank(message("recv", 0, 1), stands=[0], needs=(0,), brought="16 float32"),
     ]
     assert "do not agree on message number 1 of theirs: rank 0 brought 8" in str(prove(told, course=True))
-    assert prove(told) is None, "PyTorch lets it pass, or raises"
+    assert prove(told) is None, "PyTorch allows it, or raises an error"
 
 
 def test_a_receive_from_any_rank_may_have_taken_the_message_that_seems_not_to_fit():

@@ -43,7 +43,7 @@ for x, y in DataLoader(data, batch_size=4, sampler=sampler, **loads):
         on_gpu, y = x.to(local, non_blocking=True), y.cuda(non_blocking=True)
     torch.cuda.current_stream().wait_stream(stream)
     on_gpu.mul_(2)
-    assert not torch.equal(on_gpu, x), "a GPU has a copy"
+    assert not torch.equal(on_gpu, x), "a tensor that goes to a GPU is a copy"
     with torch.autocast(device_type="cuda", dtype=torch.float16):
         loss = nn.functional.mse_loss(model(on_gpu), y)
     scaler.scale(loss).backward()
@@ -165,7 +165,7 @@ def test_a_script_that_names_cuda_is_counted_on_processors(tmp_path, script, row
     told = json.loads((tmp_path / "counted.json").read_text())
     each = {(r["axis"], r["collective"]): r["payload"] for r in told["ranks"][0]["each"]}
     assert each[row] == payload and not any("calls" in said for said in told["between_ranks"])
-    assert ("rank 1, a step" in done.stdout) == (script is PIPELINE), "a stage is a kind of rank"
+    assert ("rank 1, a step" in done.stdout) == (script is PIPELINE), "each stage has its table"
 
 
 @pytest.mark.slow

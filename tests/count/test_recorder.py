@@ -208,11 +208,11 @@ def test_unknown_bytes_on_the_wire_are_never_0(around):
     recorder.waited_for_ddp(0.0, 2)  # a wait of another thread
     assert not recorder.calm()
     recorder.waited_for_ddp(0.0, 1)
-    assert [row.wire for row in recorder.counted_so_far()] == [17], "its Work is a moment late"
+    assert [row.wire for row in recorder.counted_so_far()] == [17], "the Work may complete a moment later"
     issue(recorder, call("broadcast", root=0), sends=10)
     report = recorder.stop()
     assert [row.wire for row in report.rows] == [17, None] and report.wire is None
-    assert report.under_way == 1 and report.not_waited == 3, "a bucket is waited for in C++"
+    assert report.under_way == 1 and report.not_waited == 3, "DDP waits for its bucket in C++"
 
 
 def test_a_look_has_the_operations_that_the_rank_waits_for(around, monkeypatch):

@@ -127,7 +127,7 @@ def test_two_orders_grow_unit_by_unit_and_say_what_they_take_when_they_are_over(
     assert "33" not in orders.picture.alt
     for ax in orders.picture.figure.axes:
         strips = [strip.get_datalim(ax.transData).x1 for strip in ax.collections if strip.get_alpha() == 0.55]
-        assert strips and max(strips) <= 2, "what is held is drawn as far as the time"
+        assert strips and max(strips) <= 2, "held microbatches are drawn up to the time `until`"
         assert ax.get_xticks()[-1] == 33
     orders.set(until=33)
     assert orders.picture.alt == whole

@@ -114,7 +114,7 @@ def test_waiting_for_a_late_rank_is_separated_from_the_transfer(tmp_path):
     assert "GB/s in the median" not in repr(slow) and not slow.skews[0].waited[0]
     odd = explain([of_rank(0, 0), of_rank(1, 300, n=9)])
     many = explain([of_rank(rank, 0) for rank in range(5)])
-    assert not many.skews and "several groups of one name" in repr(many), "nccl() says that a group has 4"
+    assert not many.skews and "several groups of one name" in repr(many), "nccl()'s groups have 4 ranks"
     assert not odd.skews and "inconclusive: who waits for whom along dp" in repr(odd)
 
 

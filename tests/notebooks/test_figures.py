@@ -37,7 +37,7 @@ def test_figures_in_the_prose_are_true(path, prose):
     for number in prose.BOXES[path.name[:2]]:
         assert number in printed, f"no cell prints {number}, which the box's formula gives"
     for figure in re.findall(FIGURE, text):
-        assert figure in printed or any(figure in one for one in computed), f"{figure} comes from nowhere"
+        assert figure in printed or any(figure in one for one in computed), f"{figure}: no source"
 
 
 def test_the_box_of_drop_13_is_near_the_planner(prose):

@@ -294,7 +294,7 @@ def test_a_drop_can_be_skipped_by_its_exercises(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
     progress.skip("01")
     solved = d01.fingerprints.check(OWN)
-    assert solved.next[1].startswith("02_") and passed.mine().left == [], "nobody has read it"
+    assert solved.next[1].startswith("02_") and passed.mine().left == [], "a skipped drop was not read"
     cells[:] = ["d01.fingerprints.check(mine)"]
     assert d01.fingerprints.check(OWN).next == solved.next and passed.mine().left == ["01"]
     cells.clear()
@@ -344,10 +344,10 @@ def test_a_drop_begins_with_what_is_due_and_names_the_notebooks_that_still_run(m
         return capsys.readouterr().out
 
     assert said("01") == 'You know this drop already? progress.skip("01") asks its exercise now.\n'
-    assert not shown, "nothing is known of the reader, and nothing is asked: so it is stored"
+    assert not shown, "without progress nothing is asked, as in the stored output"
     d01.fingerprints.check(OWN)
     assert "Three cards" in said("02") and "1 of 14 drops done" in said("02")
-    assert len(shown) == 2 and shown[0] is shown[1], "the cell has run again"
+    assert len(shown) == 2 and shown[0] is shown[1], "the same cards when the cell runs again"
     assert "You know this drop already?" not in said("01")
     other = {"JPY_SESSION_NAME": str(tmp_path / "my" / progress.notebooks()[0].name)}
     sleeps = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
@@ -355,7 +355,7 @@ def test_a_drop_begins_with_what_is_due_and_names_the_notebooks_that_still_run(m
         kernel.stdout.readline()
         assert f"{progress.notebooks()[0].name} still runs" in said("02")
         monkeypatch.setenv("JPY_SESSION_NAME", other["JPY_SESSION_NAME"])
-        assert "still runs" not in said("01"), "it is this one"
+        assert "still runs" not in said("01"), "the notebook that still runs is this one"
         monkeypatch.delenv("JPY_SESSION_NAME")
         assert kernel.poll() is None
         kernel.kill()

@@ -122,7 +122,7 @@ def the_core_is_read_in_six_minutes(path, notebook):
     assert all(len(rows.strip().splitlines()) <= 8 for rows in tables), "a table of more than 8 rows"
     numbers = re.findall(r"(?<![\w.·])\d[\d.,]*(?!\w)", re.sub(r"[Dd]rops? \d\d|^#.*", "", prose, flags=re.M))
     assert len(numbers) <= 25, f"{len(numbers)} numbers in the prose: {numbers}"
-    assert "<details>" not in pages.LISTING.sub("", source), "words are not saved by folding them"
+    assert "<details>" not in pages.LISTING.sub("", source), "the core folds text away"
 
 
 @form
@@ -135,7 +135,7 @@ def the_parts_are_in_their_order(path, notebook):
     assert re.search(r"^> \*\*.+\*\*", box, re.M) and "*Your cost model gains* " in box, box
     assert len(pages.exercises(notebook, pages.lesson(notebook))) == 1, "one exercise in the lesson"
     later = text_[places[-1] :].split("\n### ")[1:]
-    assert later and all(re.match(r".* \d+ minutes(\n|$)", section) for section in later), "minutes"
+    assert later and all(re.match(r".* \d+ minutes(\n|$)", section) for section in later), "no minutes"
 
 
 def _names_used(function: CodeType) -> set[str]:

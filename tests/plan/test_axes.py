@@ -97,7 +97,7 @@ def test_json_has_the_new_axis(said):
 
 def test_a_defence_names_the_new_axis(said):
     inside = r"sends .* inside the node"
-    assert re.search(rf"TP {inside}.*; DP {inside}; ZP {inside}\.", said["defence"]), "the most bytes first"
+    assert re.search(rf"TP {inside}.*; DP {inside}; ZP {inside}\.", said["defence"]), "sorted by bytes"
 
 
 def test_the_new_axis_takes_ranks_and_flags_refuse_it(said):

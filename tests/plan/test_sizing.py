@@ -25,7 +25,7 @@ def output_of(capsys):
     def run(command: str, rc: int = 0) -> str:
         assert main(command.split()) == rc
         got = capsys.readouterr()
-        assert not re.search(r"[-−]0(\.0+)?(?![\d.,])", got.out), "what is nothing has no sign"
+        assert not re.search(r"[-−]0(\.0+)?(?![\d.,])", got.out), "zero is printed with a minus sign"
         return got.err if rc else got.out
 
     return run

@@ -94,7 +94,7 @@ def gives_a_value(function) -> bool:
 def test_a_return_is_compared_where_the_stub_promises_one_and_nowhere_else(name):
     exercise, stub = EXERCISES[name], STUBS[name]
     assert len(re.findall(r"(?:^|[.:] )Returns ", stub, re.M)) == 1, stub
-    assert not re.search(r"\breturn\b", stub, re.I), "one form of words, for readers and for this test"
+    assert not re.search(r"\breturn\b", stub, re.I), "write 'Returns', so that learners and this test find it"
     promises = "Returns nothing" not in stub
     assert promises == gives_a_value(exercise.reference)
 
@@ -145,7 +145,7 @@ def test_hints_come_in_steps_and_the_solution_on_request():
     assert shown[0].startswith("Hint 1 of 5") and shown[4].startswith("Hint 5 of 5")
     assert shown[5] == shown[6] and "solution()" in shown[5]
     lines = shown[1].split("```python\n")[1].split("\n```")[0].splitlines()
-    assert lines == sorted(lines) and "chunks[incoming] += buffer" in lines, "a puzzle of lines"
+    assert lines == sorted(lines) and "chunks[incoming] += buffer" in lines, "hint 2 sorts the lines"
     assert "def ring_all_reduce(x, rank, world_size):" in str(exercise.solution())
 
 

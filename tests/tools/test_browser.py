@@ -235,7 +235,7 @@ def test_a_core_as_a_reader_goes_through_it(notebook):
             buttons = page.locator(".jp-Notebook:visible .jp-Cell").nth(at).locator(".widget-radio-box label")
             buttons.nth(1).click()
             clicked = page.evaluate(active) == at
-            assert clicked, "JupyterLab makes the cell of a click active"
+            assert clicked, "a click makes its cell active"
         page.wait_for_function(f"() => !({SEEN})().empty", timeout=MINUTE)  # a picture takes a moment
         assert page.evaluate(SEEN) == {"off": False, "wide": 0, "empty": 0}, source
     assert clicked and notebook.errors() == []
@@ -318,7 +318,7 @@ def begins_and_moves(notebook, call: str) -> None:
         page.wait_for_timeout(1000)
         height = notebook.cell(call).locator(".jp-OutputArea-output").last.bounding_box()["height"]
         seen = page.evaluate("() => window.jupyterapp.shell.currentWidget.content.node.clientHeight")
-        assert height <= seen, f"controls and picture are not seen together: {height} of {seen}"
+        assert height <= seen, f"controls and picture do not fit the screen: {height} of {seen}"
     page.set_viewport_size(usual)
 
     def redrawn(before: str) -> str:

@@ -92,7 +92,7 @@ def test_a_notebook_whose_kernel_is_gone_misses_no_widget(dark, lab):  # noqa: F
     assert opened.errors() == [] and trouble(dark) == []
     sliders = dark.locator(".noUi-handle").count()
     dark.evaluate("() => window.jupyterapp.shell.currentWidget.context.save()")
-    assert sliders and dark.locator(".noUi-handle").count() == sliders, "storing it takes nothing"
+    assert sliders and dark.locator(".noUi-handle").count() == sliders, "saving has removed a widget"
     opened.close()
     show(dark, path=opened.name, kernelPreference=WITHOUT_KERNEL)
     dark.locator(".jp-OutputArea-output img").first.wait_for(timeout=MINUTE)

@@ -66,7 +66,7 @@ def test_frames_of_schedules_are_the_simulators():
         for text, row in zip(texts, timeline.rows, strict=True):
             for mine, true in zip(decoded(text, timeline.schedule.v), row, strict=True):
                 assert mine[:2] == true[:2] and mine[2:] == pytest.approx(true[2:])
-    assert set(controls) == {"schedule", "p", "m", "v"}, "the key of a frame names them all"
+    assert set(controls) == {"schedule", "p", "m", "v"}, "the key of a frame has all controls"
 
 
 @pytest.fixture(scope="module")
@@ -361,7 +361,7 @@ def test_the_first_page_predicts_cuts_and_its_address_keeps_it(visit):
     assert page.locator("#does").inner_text() == "Choose, and see the cut."
     page.get_by_role("button", name="This is my prediction").click()
     form, answer = (page.locator(part).bounding_box() for part in ("#cuts", "#bars"))
-    assert form["y"] <= answer["y"] <= form["y"] + form["height"], "the answer stands beside the form"
+    assert form["y"] <= answer["y"] <= form["y"] + form["height"], "the answer is beside the form"
     said = page.locator("#does").inner_text()
     assert page.locator("#does a").get_attribute("href") == page_of("01")
     assert "You predicted the layers, but it is the matrices." in said and "8 of 32 layers" in said
@@ -438,7 +438,7 @@ def test_cards_turn_and_come_back(visit):
     first = page.locator(".card:visible")
     assert first.count() == 1 and f"{shown} left" in page.locator("#round").inner_text()
     front = first.locator(".front").inner_text()
-    assert page.locator("#known").is_disabled(), "whether one knew is seen beside the answer"
+    assert page.locator("#known").is_disabled(), "the button works before the answer is visible"
     first.click()
     page.click("#again")
     assert page.locator(".card:visible .front").inner_text() != front
