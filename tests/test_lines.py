@@ -1,4 +1,4 @@
-"""Frames of all threads are read while garbage collection is off."""
+"""`three_axes.lines` reads the frames of all threads while garbage collection is off."""
 
 import forked
 import pytest

@@ -1,4 +1,4 @@
-"""Events of a profiler's trace, made by hand."""
+"""Events of a trace of torch.profiler, made by hand."""
 
 
 def x(cat: str, name: str, ts: float, dur: float, tid=7, **args) -> dict:

@@ -1,4 +1,4 @@
-"""`prove` finds ranks that wait for each other for ever, from the operations that they have started."""
+"""`count.deadlock.prove` finds ranks that wait for ever, from the operations that they have started."""
 
 import itertools
 import os

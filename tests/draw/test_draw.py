@@ -1,4 +1,4 @@
-"""Pictures and explorers have the figures of their data, and say why if they cannot draw a setting."""
+"""Pictures and explorers (pictures with sliders) show their data, or say why they cannot be drawn."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor

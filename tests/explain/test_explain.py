@@ -1,6 +1,5 @@
 """`three_axes explain` on traces of torch.profiler: arithmetic of intervals, a trace made by hand."""
 
-import gzip
 import json
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from three_axes.explain.reading import read
 from three_axes.explain.split import both, length, union, without
 from three_axes.foreign import Unreadable
 
-BY_HAND = json.dumps({"traceEvents": by_hand()}).encode()
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda s: (s[0], s[0] + s[1])))
 
 
@@ -168,28 +166,6 @@ def test_an_older_trace_says_less(tmp_path):
     events[2]["args"] = {"correlation": 9}
     made = explain([write(tmp_path / "worker3.json", [*events, told, launch])])
     assert {c.op for c in made.splits[0].collectives} == {"all_to_all", "all_reduce"}
-
-
-@pytest.mark.parametrize(
-    "content, sentence",
-    [
-        (b"", "is empty"),
-        (b"\x1f\x8b\x08\x00", "ends too early or is damaged"),
-        (gzip.compress(BY_HAND)[:-200], "ends too early or is damaged"),
-        (BY_HAND[:-500], "ends in the middle of an event"),
-        (b'{"a": 1}', "is no trace of torch.profiler"),
-        (b"step,loss\n1,2\n", "is no trace of torch.profiler"),
-        (b"\xff\xfe\x00binary", "is no text"),
-        (b'{"traceEvents": []}', "has no kernels and no operators"),
-        (b'{"traceEvents": [1, "x", null, {"ph": "X"}, {"ph": "X", "ts": "?"}]}', "has no kernels"),
-    ],
-)
-def test_what_is_no_trace_gets_one_sentence(tmp_path, capsys, content, sentence):
-    file = tmp_path / "trace.json"
-    file.write_bytes(content)
-    assert main(["explain", str(file)]) == 2
-    error = capsys.readouterr().err
-    assert f"trace.json {sentence}" in error and len(error.strip().splitlines()) == 1
 
 
 def test_events_are_read_across_the_borders_of_chunks(tmp_path, monkeypatch):

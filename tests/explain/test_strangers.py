@@ -1,5 +1,6 @@
 """Traces and JSON files from unknown sources: an invalid file gets one sentence."""
 
+import gzip
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from three_axes.foreign import Unreadable, plain, read_json
 
 HUGE = 10**400
 DEEP = "[" * 100_000
+BY_HAND = json.dumps({"traceEvents": by_hand()}).encode()
 
 
 @pytest.mark.parametrize(
@@ -33,13 +35,26 @@ DEEP = "[" * 100_000
         ({"dur": 0}, "has nothing that took time"),
         ({"ts": 0, "name": "\x1b[31m" * 100, "dur": "x"}, "its event �[31m"),
         (DEEP, "is nested too deeply"),
+        (b"", "trace.json is empty"),
+        (b"\x1f\x8b\x08\x00", "trace.json ends too early or is damaged"),
+        (gzip.compress(BY_HAND)[:-200], "trace.json ends too early or is damaged"),
+        (BY_HAND[:-500], "trace.json ends in the middle of an event"),
+        (b'{"a": 1}', "trace.json is no trace of torch.profiler"),
+        (b"step,loss\n1,2\n", "trace.json is no trace of torch.profiler"),
+        (b"\xff\xfe\x00binary", "trace.json is no text"),
+        (b'{"traceEvents": []}', "trace.json has no kernels and no operators"),
+        (
+            b'{"traceEvents": [1, "x", null, {"ph": "X"}, {"ph": "X", "ts": "?"}]}',
+            "trace.json has no kernels",
+        ),
         ("1" * 5000, "has no kernels" if sys.version_info < (3, 11) else "a number of thousands of digits"),
     ],
 )
-def test_an_impossible_event_is_refused_in_one_sentence(tmp_path, capsys, change, sentence):
-    event = change if isinstance(change, str) else json.dumps(x("kernel", "gemm", 0, 10) | change)
+def test_an_invalid_trace_is_refused_in_one_sentence(tmp_path, capsys, change, sentence):
+    """change: the file's bytes, the text of its only event, or changed fields of this event."""
+    event = json.dumps(x("kernel", "gemm", 0, 10) | change) if isinstance(change, dict) else change
     file = tmp_path / "trace.json"
-    file.write_text(f'{{"traceEvents": [{event}]}}')
+    file.write_bytes(change if isinstance(change, bytes) else f'{{"traceEvents": [{event}]}}'.encode())
     assert main(["explain", str(file)]) == 2
     error = capsys.readouterr().err
     assert sentence in error and len(error.splitlines()) == 1 and error.rstrip("\n").isprintable()

@@ -1,4 +1,4 @@
-"""The errors of the cost model on published runs must not grow. `validation.table` makes their table."""
+"""The planner's errors on published runs must not grow, and its intervals must hold these runs."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Experts: their groups, their bytes and FLOPs, their memory, and published runs."""
+"""The planner on models with experts: groups, bytes, FLOPs, memory, and published runs."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The cost of lost GPUs: goodput, and the ranks that could go on."""
+"""What lost GPUs cost: goodput (the share of time that trains), and the layout that continues."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""`--measured`: the texts that it reads, and its comparison with an estimate."""
+"""`plan --measured` and `estimate --measured`: the texts that they read, and the comparison."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Memory by formula equals the tables that print the formulas, and is near measured runs."""
+"""The planner's memory equals published formulas and tables, and is near measured runs."""
 
 from dataclasses import replace
 

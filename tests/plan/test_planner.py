@@ -1,4 +1,4 @@
-"""The cost model's terms, and the planner's choices."""
+"""The planner: terms of a step's seconds, and which layouts it picks, refuses and explains."""
 
 import itertools
 import json

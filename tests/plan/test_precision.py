@@ -1,4 +1,4 @@
-"""Narrow numbers: the operations that get faster, the casts, and the bytes that are kept and sent."""
+"""Numbers of 8 and 4 bits: which operations get faster, the casts, and the bytes that are kept and sent."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Each term of seconds and of bytes equals a number computed by hand."""
+"""Each term of the planner's seconds and bytes equals a number computed by hand."""
 
 from dataclasses import replace
 

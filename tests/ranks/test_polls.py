@@ -1,4 +1,4 @@
-"""When a call is stopped whose ranks can never continue, and the notes about ranks that do not move."""
+"""Polls of ranks during a call: when a call that can never end is stopped, and notes about idle ranks."""
 
 import itertools
 import time

@@ -1,4 +1,4 @@
-"""What must hold before a version is published."""
+"""`tools.publish`: what must hold before a version is published."""
 
 import pytest
 

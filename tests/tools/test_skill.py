@@ -1,4 +1,4 @@
-"""The skill file, which teaches assistants to run the commands."""
+"""docs/skills/three-axes/SKILL.md, which teaches AI assistants to run the commands."""
 
 import re
 import shlex

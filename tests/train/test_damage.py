@@ -131,7 +131,7 @@ def test_sha256sum_reads_the_list(runs):
 def test_damaged_lines_of_metrics_are_skipped(runs, aside, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     first, _, _, last = (run / "metrics.jsonl").read_text().splitlines()
-    lines = first, "\0" * 40, '{"step": "3"}', "[" * 9999, last, '{"st'
+    lines = first, "[1]", "\0" * 40, '{"step": "3"}', "[" * 9999, last, '{"st'
     (run / "metrics.jsonl").write_text("\n".join(lines))
     assert aside(main_of, run, "--steps", "6")[0] == 0
     assert [line["step"] for line in train.read_metrics(run)] == [1, 4, 5, 6]

@@ -1,4 +1,4 @@
-"""Causes that the comparison with the twin finds, and right steps with other conventions, on two ranks."""
+"""Causes that `verify` finds by comparing with the whole model on one rank, and unusual right steps."""
 
 import math
 
