@@ -75,9 +75,7 @@ def cells_for_today(path: Path) -> int:
 
 
 def waits(item) -> bool:
-    """Whether a file mostly waits: it has the mark, or is a notebook that emulates a network or measures a
-    timeline of computation that sleeps.
-    """
+    """Whether a file mostly waits: it is marked, or its notebook emulates a network or measures sleeps."""
     if hasattr(item, "cell"):
         return bool(re.search(r"\bfabric=|\bmeasured\b", item.cell.source))
     return item.get_closest_marker("waits") is not None

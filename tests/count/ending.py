@@ -204,9 +204,7 @@ def limit_of_a_wait():
 
 
 def _fails_in(sets) -> None:
-    """Rank 0 calls a collective of a group that rank 1 does not call, and its limit ends the wait. Then both
-    call a collective of another group.
-    """
+    """A limit ends rank 0's collective, which rank 1 does not call. Then both call another group's."""
     x, group, other = torch.ones(4), dist.new_group([0, 1]), dist.new_group([0, 1])
     if dist.get_rank() < 2:
         dist.all_reduce(x, group=group)

@@ -1,6 +1,4 @@
-"""Programs that hang for ever. For those of HANGS the hang is proven; for those of NOTED only the place of
-each rank is printed.
-"""
+"""Programs that hang for ever: of HANGS that is proven, of NOTED only each rank's place is printed."""
 
 import asyncio
 import queue

@@ -45,9 +45,7 @@ Program = list[list[Step]]  # the steps of each rank
 
 
 def random_program(draw: random.Random) -> Program:
-    """A program whose operations mostly match, with some steps moved or removed. If all steps were random,
-    hardly any program would end.
-    """
+    """A program whose operations mostly match: of fully random ones hardly any would end."""
     n = draw.choice([2, 2, 3, 3, 4])
     world = tuple(range(n))
     of_group = {}  # group -> its only collective; with several, ranks would disagree before they are blocked

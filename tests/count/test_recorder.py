@@ -262,9 +262,7 @@ def sleeping_thread_of_c() -> None:
 
 
 def test_a_thread_from_before_the_recorder_prevents_no_proof(around):
-    """A thread that exists before the recorder starts does not prevent a proof: neither a Python thread nor a
-    native thread that has the process's name.
-    """
+    """Neither a Python thread nor a native thread with the process's name prevents a proof."""
     over = threading.Event()
     python = threading.Thread(target=over.wait)
     python.start(), sleeping_thread_of_c()

@@ -152,9 +152,7 @@ def test_ddp_and_fsdp_are_held_back(eight):
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_stop_does_not_wait_for_a_delayed_operation(eight, begun):
-    """When a rank raises, the world stops without waiting for a delayed operation. This holds also if all
-    ranks have started the operation (`begun`).
-    """
+    """This holds also if all ranks have started the delayed operation (`begun`)."""
 
     def hang():
         if dist.get_rank() == 5 and not begun:

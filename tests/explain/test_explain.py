@@ -200,9 +200,7 @@ def test_ranks_over_gloo_are_explained(world, tmp_path, capsys):
 
 
 def test_an_injected_delay_is_recovered(world, tmp_path):
-    """Rank 2 comes 200 ms late to each of four all-reduces. The others also measure how long they wait with
-    one clock, because a busy machine adds delays of its own.
-    """
+    """Rank 2 is 200 ms late for four all-reduces. The ranks also time the delays with one clock."""
 
     def record(folder):
         import time

@@ -77,10 +77,7 @@ def test_kept_errors_are_those_of_this_model(name):
 
 
 def test_eight_of_ten_runs_lie_inside_what_other_sets_give():
-    """At least seven of ten runs of a set must lie in the interval that all other sets give, for each kind of
-    run; over all kinds, at least eight. The sets of this project need narrower intervals than the sets of
-    `ELSEWHERE`.
-    """
+    """In the interval of all other sets lie at least 7 of 10 runs of each kind, and 8 of 10 of all."""
     sets = [one for one in published() if (one["generation"], one["experts"]) in ELSEWHERE]
     covered = lambda sets: sum(map(inside, sets)) / sum(len(one["seconds"]) for one in sets)
     kinds = [[one for one in sets if (one["generation"], one["experts"]) == kind] for kind in ELSEWHERE]

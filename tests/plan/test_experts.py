@@ -82,9 +82,7 @@ def test_states_of_experts_are_shared_out_over_their_own_replicas():
 
 
 def test_a_shard_has_all_experts():
-    """Mixtral with FSDP over 8 of 16 ranks, ep 4: each expert is split in two inside a group of 8, and its
-    gradients are summed over the two groups.
-    """
+    """Mixtral, FSDP over 8 of 16 ranks, ep 4: experts are split in two, and summed over two groups."""
     job, n = Job(MIXTRAL, DGX, 16, 4096, FRAMEWORKS["torchtitan"]), 32 * 8 * MIXTRAL.expert_params / 4
     layout = Layout(dp=16, ep=4, zero=3, shard=8)
     bytes_along = sent(job, layout)
@@ -231,9 +229,7 @@ def test_refusals_of_foldings(model, layout, sentence):
 
 
 def test_an_all_to_all_goes_through_link_and_port_at_once():
-    """The seconds are near those of NVIDIA 2026, Table 7, for plain all-to-alls. They are also near those of
-    HybridEP, which sends a token only once to each node.
-    """
+    """Seconds are near those of NVIDIA 2026, Table 7, also if a token is sent once to each node."""
     payload = 2 * 4096 * 8 * 7168
     assert all_to_all_seconds(payload, 1, 1, DGX) == 0  # one rank sends nothing
     for r in rows_of("megatron_core_moe_2026_table7.csv"):
@@ -249,9 +245,7 @@ def test_an_all_to_all_goes_through_link_and_port_at_once():
 
 
 def test_a_token_goes_once_to_a_rank_and_to_a_node():
-    """A token has two copies, for eight ranks on two nodes. Sent once to each rank it takes 15/16 of the
-    bytes of two copies, and sent once to each node 3/4.
-    """
+    """Of the bytes of two copies, sending once to each rank takes 15/16, and once to each node 3/4."""
     cluster, layout, c = replace(DGX, gpus_per_node=4), Layout(dp=8, ep=8), constants()
     job = Job(MIXTRAL, cluster, 64, 4096, MEGATRON.but(once_a_node=True))
     dispatch = next(op for op in layer(job, layout) if op.name == "dispatch")
@@ -344,9 +338,7 @@ def test_bytes_that_stream_around_experts():
 
 
 def test_tensors_that_latent_attention_keeps():
-    """DeepSeek-V3 keeps these numbers a token. If the attention is frozen and has no adapters, it keeps only
-    the tensors that its norms and its kernel need.
-    """
+    """DeepSeek-V3's numbers a token. Frozen attention keeps only what its norms and its kernel need."""
     job = Job(V3, DGX, 8, 4096)
     held = (activations_per_layer(j, Layout()) for j in (job, replace(job, lora=Lora(8, ("feed-forward",)))))
     kept, frozen = ({name: size / (2 * 4096) for name, size in of.items()} for of in held)
@@ -357,10 +349,7 @@ def test_tensors_that_latent_attention_keeps():
 
 @pytest.mark.parametrize("cut, tokens", [(False, 4096), (True, 512)], ids=["whole", "in parts"])
 def test_bytes_that_stream_between_the_matrices_of_latent_attention(cut, tokens):
-    """DeepSeek-V3, tp 8: forward reads and writes each number, two bytes each; backward moves twice as many
-    bytes. The vectors have 1536 and 512 numbers a token, and sequence parallelism splits them over the ranks.
-    The keys have 16 heads of 192 numbers.
-    """
+    """DeepSeek-V3, tp 8: two bytes a number are read and written forward, and twice as many backward."""
     lines = layer(Job(V3, DGX, 8, 4096), Layout(tp=8, sequence_parallel=cut))
     streamed = {(op.name, op.phase): op.streamed for op in lines}
     for name, numbers in (
@@ -399,9 +388,7 @@ def test_experts_in_one_kernel_stream_less_and_keep_as_much():
 
 
 def test_a_host_that_waits_for_the_router():
-    """After the router the host is no longer ahead of the GPU. So a layer takes longer than the host alone
-    and than the GPU alone. This does not hold if another microbatch's layers hide it, or in a CUDA graph.
-    """
+    """A layer then takes longer than the host alone and the GPU alone, unless a CUDA graph hides it."""
     job, at = Job(MODELS["qwen3-30b-a3b"], DGX, 16, 4096, MEGATRON), Layout(dp=8, ep=8)
     waits = lambda framework: float(step_terms(replace(job, framework=framework), at)["waiting for the host"])
     made = work(layer(job, at), job, at, constants())

@@ -199,9 +199,7 @@ def test_one_by_one_costs_memory_and_time():
 
 
 def test_bytes_a_parameter_of_the_frameworks():
-    """Megatron-LM prints 18 bytes, and 6 + 12/d with its distributed optimizer. FSDP2 holds float32 weights,
-    gradients and Adam's two states: 16 bytes, sharded.
-    """
+    """Megatron-LM prints 18, and 6 + 12/d. FSDP2 holds float32 weights, gradients and two states: 16."""
     model, d = MODELS["llama-2-7b"], 8
 
     def held(name, zero):
@@ -279,7 +277,7 @@ THIRTY_NINETY = replace(DEVICES["a10g"], name="rtx3090", flops=71e12, achievable
     ],
 )
 def test_deepspeeds_buckets_and_copies_are_counted(model, device, layout, seq_len, holds):
-    """DeepSpeed holds flat buckets, weights that stay gathered, and copies of the gradients during a step."""
+    """DeepSpeed holds flat buckets, gathered weights, and copies of gradients during a step."""
     cluster = Cluster(name="eight", device=device, gpus_per_node=8)
     job = Job(MODELS[model], cluster, 8, seq_len, FRAMEWORKS["deepspeed"])
     made = estimate(job, layout)

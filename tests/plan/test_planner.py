@@ -90,9 +90,7 @@ def test_only_one_of_two_axes_is_inside():
 
 
 def test_the_bubble_of_schedules_that_split_backward_is_the_simulated_one():
-    """GPT-3 without a head has equal stages. I (the gradient of the input) takes at least as long as W (that
-    of the weights) and as the forward.
-    """
+    """GPT-3 without a head has equal stages."""
     model = replace(MODELS["gpt3-175b"], vocab=1)
     for name, p, b in itertools.product([n for n, k in SCHEDULES.items() if k.splits], (2, 4, 8), (1, 2)):
         layout = Layout(tp=8, pp=p, microbatch=b, schedule=name)
@@ -192,9 +190,7 @@ def test_a_job_without_a_layout_says_why():
 
 
 def test_what_the_allocator_may_reserve_has_to_fit_too():
-    """A layout fits if the allocated bytes times the reserved share, with the context, fit the GPU. It is
-    tight if they fit only without that factor.
-    """
+    """Tight: the allocated bytes fit, but not with what the allocator may reserve beside them."""
     made = plan(JOB, gpus=64)
     card, times = DGX.device.memory, JOB.framework.holds.reserves
     assert times > 1 and made.tight and made.too_large

@@ -337,9 +337,7 @@ def test_norms_of_queries_and_keys_are_priced():
 
 
 def test_one_rank_of_fsdp_casts_all_of_its_weights():
-    """Before each of the two gathers in a microbatch, a rank reads its float32 weights and writes their
-    half-precision copy. Each of d ranks casts only its part.
-    """
+    """Twice a microbatch, each of d ranks casts its part from float32 to half precision."""
     job = Job(MODELS["llama-3.2-1b"], framework=FRAMEWORKS["torchtitan"], global_batch=8)
     moved = lambda job, d: sum(
         float(op.streamed) for op in synchronisation(job, Layout(dp=d, zero=3)) if op.name == "copies"

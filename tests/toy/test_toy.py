@@ -70,9 +70,7 @@ def mean_losses(results):
 
 
 def on_ranks(scheme, ranks, kinds):
-    """Train the model split over the first `ranks` ranks. Each rank begins with another seed, so their
-    weights agree only if the scheme makes them equal.
-    """
+    """Train on the first `ranks` ranks. Each begins with another seed; the scheme must make them equal."""
     group = dist.new_group(list(range(ranks)))
     if dist.get_rank() >= ranks:
         return None

@@ -39,9 +39,7 @@ def listed(job, layout) -> list:
 
 
 def is_the_theory(traced) -> bool:
-    """Whether a trace's memory equals the theory's: a parameter has 4 bytes of weight (which is the master
-    copy), 4 of gradient and 8 of optimizer.
-    """
+    """A parameter has 4 bytes of weight (the master copy), 4 of gradient and 8 of optimizer."""
     paper = stage_memory(traced_job(traced.model, traced.seq_len, traced.layout), traced.layout, 0, 0)
     for kind in ("weights", "gradients", "optimizer"):
         assert traced.memory[kind] == pytest.approx(paper[kind], rel=0.001), kind

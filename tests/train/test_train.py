@@ -316,9 +316,7 @@ def test_ranks_agree_on_an_attempt_whatever_dead_ones_left():
 
 
 def unshared(kind: str, what: str) -> list[str]:
-    """A command that runs others in a namespace of their own. The test is skipped if this system does not
-    permit that, or the commands that the test needs.
-    """
+    """A command that runs others in namespaces of their own. Skips the test where that is not permitted."""
     for way in (["unshare", *kind.split()], ["unshare", "--user", "--map-root-user", *kind.split()]):
         tried = [*way, "sh", "-c", what]
         if shutil.which("unshare") and not subprocess.run(tried, capture_output=True, timeout=300).returncode:
@@ -327,9 +325,7 @@ def unshared(kind: str, what: str) -> list[str]:
 
 
 def on_two_hosts(folder: Path, when: str, *command: str) -> list[str]:
-    """What a command prints on each of two hosts, which are namespaces here. when: the file after which
-    tests/two_hosts.sh takes the second one away, or "-".
-    """
+    """What a command prints on two hosts (namespaces). when: the file after which the second is lost."""
     way = unshared("--net", "nsenter --version && ip link add this type veth peer name that")
     environ = dict(os.environ, OMP_NUM_THREADS="1")
     script = str(HERE / "two_hosts.sh")

@@ -61,9 +61,7 @@ def losses(model, tokens, targets):
 
 
 def right(model, batch, mesh, *, pads: bool = False, of_means: bool = False):
-    """A step whose loss is the mean over the tokens that count. pads: rank 1 counts padding too. of_means:
-    the loss is the mean of the ranks' means.
-    """
+    """The loss is the mean over counted tokens. pads: rank 1 counts padding; of_means: a mean of means."""
     (tokens, targets, counts), total = mine(batch, mesh)
     if pads and mesh is not None and mesh.get_local_rank() == 1:
         counts = torch.ones_like(counts)

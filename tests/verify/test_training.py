@@ -36,9 +36,7 @@ class Later:
 
 
 def checked(layout: dict, folder=None, seed: int = 0, **choice):
-    """Run `verify` on ranks, on a layout of the training. folder: training starts from this checkpoint. seed:
-    some tensors of the checkpoint are misplaced.
-    """
+    """Run `verify` on ranks. folder: a checkpoint to start from. seed: some of its tensors are misplaced."""
     config, trainers = replace(BASE, **choice), {}
 
     def build(mesh):
