@@ -110,6 +110,17 @@ def test_only_numbers_are_read_as_numbers():
 
 # -- asked, on paper -------------------------------------------------------------------------------
 
+
+def markdown(title: str, *rows: tuple[str, str, str]) -> str:
+    """A file mistakes.md. A row has a name, advice and a proof. A proof `old => new` is an edit of a line."""
+    made = [f"# {title}"]
+    for name, advice, proof in rows:
+        old, edits, new = proof.partition(" => ")
+        made += [f"## {name}", advice, f"```diff\n-    {old}\n+    {new}\n```" if edits else proof]
+    return "\n\n".join(made) + "\n"
+
+
+FORM = "- parts: `form`"
 area = Asked(
     "area",
     lambda a, b: a * b,
@@ -122,25 +133,12 @@ area = Asked(
     shows={
         "too large": lambda run, truth: not run.error and run.values[0] > 99 and f"You say {run.values[0]:g}."
     },
-    mistakes="""
-# area
-
-## too large
-
-Look again.
-
-## a division
-
-Divide nothing.
-
-- error: `ZeroDivision`
-
-## no number
-
-Give a number.
-
-- parts: `form`
-""",
+    mistakes=markdown(
+        "area",
+        ("too large", "Look again.", ""),
+        ("a division", "Divide nothing.", "- error: `ZeroDivision`"),
+        ("no number", "Give a number.", FORM),
+    ),
 )
 
 
@@ -192,51 +190,15 @@ summed = on_two(
     doubled,
     inputs=ones,
     gradient=lambda arguments: torch.ones(4),
-    mistakes="""
-# the gradient summed
-
-## thrice
-
-Twice was asked.
-
-```diff
--    y = 2 * toy.copy_to_tp(x)
-+    y = 3 * toy.copy_to_tp(x)
-```
-
-## not summed
-
-Sum it.
-
-```diff
--    y = 2 * toy.copy_to_tp(x)
-+    y = 2 * x
-```
-
-## no tensor
-
-A tensor is wanted.
-
-- parts: `form`
-
-## cut off
-
-Autograd must come back.
-
-- parts: `cut`
-
-## too many calls
-
-One is enough.
-
-- costs: `calls`
-
-## too many bytes
-
-Fewer will do.
-
-- costs: `bytes`
-""",
+    mistakes=markdown(
+        "the gradient summed",
+        ("thrice", "Twice was asked.", "y = 2 * toy.copy_to_tp(x) => y = 3 * toy.copy_to_tp(x)"),
+        ("not summed", "Sum it.", "y = 2 * toy.copy_to_tp(x) => y = 2 * x"),
+        ("no tensor", "A tensor is wanted.", FORM),
+        ("cut off", "Autograd must come back.", "- parts: `cut`"),
+        ("too many calls", "One is enough.", "- costs: `calls`"),
+        ("too many bytes", "Fewer will do.", "- costs: `bytes`"),
+    ),
 )
 
 
@@ -336,15 +298,7 @@ product = on_two(
     multiplied,
     inputs=lambda rank, n: [(torch.full((8, 8), 1.0 + rank),), (torch.eye(8),)],
     figures=lambda run, truth: [("work", f"{run.most('flops'):g}", f"{truth.most('flops'):g}")],
-    mistakes="""
-# a product
-
-## too much work
-
-One product is enough.
-
-- costs: `flops`
-""",
+    mistakes=markdown("a product", ("too much work", "One product is enough.", "- costs: `flops`")),
 )
 
 
@@ -380,23 +334,12 @@ side = Asked(
     compares=False,
     praise=lambda run: Answer("right", f"{run.values[0]} is as good."),
     finds=found,
-    mistakes="""
-# side
-
-## one
-
-Not one.
-
-## two
-
-Not two.
-
-## an error
-
-No error.
-
-- error: `Error`
-""",
+    mistakes=markdown(
+        "side",
+        ("one", "Not one.", ""),
+        ("two", "Not two.", ""),
+        ("an error", "No error.", "- error: `Error`"),
+    ),
 )
 
 

@@ -39,18 +39,6 @@ for step in range(6):
     optimizer.zero_grad()
     # after
 """,
-    "ddp": """
-model = DDP(net(drop=0.1))
-# before
-torch.manual_seed(rank)  # of dropout
-optimizer = adam(model)
-for step in range(6):
-    x = rows(step)
-    loss(model, x).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    # after
-""",
     "tensor": """
 mesh = mesh_of(dp=2, tp=2)
 dp, tp = mesh.get_group("dp"), mesh.get_group("tp")
@@ -91,6 +79,8 @@ for step in range(6):
     optimizer.zero_grad()
 """,
 }
+DDP_EDIT = "net() => DDP(net(drop=0.1)) & # before => # before⏎torch.manual_seed(rank)  # of dropout"
+PROGRAMS["ddp"] = b5.changed(PROGRAMS["sum"], f"{DDP_EDIT} &     average(model)⏎ => ", "sum")
 
 
 class Job(NamedTuple):
