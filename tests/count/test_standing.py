@@ -15,6 +15,7 @@ from helpers.ranks.output import View
 from three_axes import lines
 
 pytestmark = pytest.mark.waits
+# Ranks need not import these files.
 cloudpickle.register_pickle_by_value(ending)
 cloudpickle.register_pickle_by_value(hanging)
 

@@ -13,7 +13,7 @@ from three_axes.paper import SCHEDULES, Placement, simulation
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, plan
 
 
-def test_no_point_of_a_scaling_picture_lies_below_its_axis():
+def test_no_point_of_a_scaling_picture_is_below_its_axis():
     for lowest in (5.0, 70.5, 76.0, 81.0, 99.0):
         ax = draw.scaling({"strong": [(8, 100.0), (64, lowest)]}, "", "").figure.axes[0]
         assert ax.get_ylim()[0] <= lowest and ax.get_ylim()[1] >= 100

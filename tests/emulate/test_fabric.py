@@ -29,10 +29,8 @@ def eight():
 
 
 def best(world, fn, *args, enough=0.0):
-    """Seconds of the shortest of some runs. A run takes as long as its slowest rank. The shortest is taken
-    because a busy machine can only add time.
-
-    Runs are repeated only until one is shorter than `enough`.
+    """Seconds of the shortest of at most ten runs, because a busy machine only adds time. A run takes as long
+    as its slowest rank. A run that is shorter than `enough` is the last.
     """
     least = float("inf")
     for _ in range(10):

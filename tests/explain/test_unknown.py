@@ -14,10 +14,12 @@ from three_axes.table import ranks
 
 
 def explained(folder: Path, events: list[dict], rank: int = 0, **beside) -> Explained:
+    """What `explain` finds in a trace with these events."""
     return explain([write(folder, events, rank, **beside)])
 
 
 def write(folder: Path, events: list[dict], rank: int = 0, **beside) -> str:
+    """Write a rank's trace. beside: further keys of the file. Returns its path."""
     file = folder / f"rank{rank}.json"
     file.write_text(json.dumps({"distributedInfo": {"rank": rank}, **beside, "traceEvents": events}))
     return str(file)

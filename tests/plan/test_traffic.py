@@ -1,6 +1,4 @@
-"""The bytes of the theory's list of operations equal those that PyTorch's collectives get on real ranks, and
-those that the ranks send.
-"""
+"""The planner's list of operations has the bytes that PyTorch's collectives get and send on real ranks."""
 
 import pytest
 import torch
@@ -28,7 +26,7 @@ def eight():
 
 
 def step(d: int, p: int, t: int, sequence: bool = False):
-    """The counted traffic of one step of the toy on a grid. Ranks outside the grid do nothing."""
+    """On a rank: one step of the toy on a grid of d·p·t ranks, counted. Other ranks do nothing."""
     grid = toy.grid_groups(d, p, t)
     stage = toy.on_grid(toy.ToyTransformer(hidden=64, seed=0), grid, sequence)
     ops = one_f_one_b(p, 4).ops[grid["pp"].get_local_rank()]

@@ -17,12 +17,12 @@ SOURCE = textwrap.dedent(inspect.getsource(d13.cost))
 OTHER = {ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.FloorDiv: ast.Mult}
 # Changes that change no case: the ZeRO stage has no more than 3, and 0.0 is 0.
 SAME = {("cut.zero == 3", "cut.zero >= 3"), ("0", "0.0")}
-# States of ZeRO-0 with one byte more, which no formula has: less than a tenth of them, so it is near enough.
+# A byte more in the states of ZeRO-0 is less than a tenth of them, so such a change counts as right.
 NEAR = {("0", "1")}
 
 
 def changes(node: ast.AST) -> Iterator[ast.AST]:
-    """A node with one factor dropped, one operation turned, one number doubled or halved, one branch gone."""
+    """A node with a factor or a branch removed, an operator exchanged, or a number doubled or halved."""
     if isinstance(node, ast.BinOp):
         yield node.left
         yield node.right

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from helpers import rank_state
 
-# name -> (a program, after BEGIN; what it must print)
 BEGIN = "import os, multiprocessing, sys\nfrom helpers import World\n"
+# name -> (a program, which follows BEGIN; what it must print)
 PROGRAMS = {
     "in a folder that is gone": (
         "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')\n"

@@ -23,11 +23,14 @@ ONE_CALL = "from helpers import World; print(World(2).run(lambda: 7))"
 
 
 class Exits:
+    """An object that ends the process which unpickles it."""
+
     def __reduce__(self):
         return exit, (3,)
 
 
 def frozen_while_it_sends():
+    """Rank 0 is stopped while it sends a large result."""
     from threading import Timer
 
     if torch.distributed.get_rank() == 0:

@@ -41,6 +41,7 @@ class Ranks(SimpleNamespace):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
+    """Polls follow each other without a delay."""
     monkeypatch.setattr(polls, "FIRST", 0)
     monkeypatch.setattr(polls, "EVERY", 0)
 

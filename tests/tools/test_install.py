@@ -29,7 +29,7 @@ from three_axes.commands import COMMANDS
 from tools import colab, lab, pages
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = Path(numpy.__file__).parents[1]  # which has all of [test]
+PACKAGES = Path(numpy.__file__).parents[1]  # the folder of the installed packages
 
 
 # -- copies of the notebooks ---------------------------------------------------------------------------

@@ -45,6 +45,7 @@ def watched(job: jobs.Job, steps: int = 5) -> tuple[str, list[str]]:
 
 
 def notes(said: str) -> bool:
+    """Whether `verify` printed a note, apart from notes about random states."""
     return any("a note" in line and "random state differs" not in line for line in said.splitlines())
 
 
