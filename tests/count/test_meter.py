@@ -1,5 +1,6 @@
-"""The meter counts the payload exactly, and on the wire the bytes that gloo is known to send. It counts
-collectives from every caller: user code, DDP, FSDP, DTensor."""
+"""The meter counts a collective's payload exactly, and on the wire the bytes that gloo is known to send. It
+counts collectives from every caller: user code, DDP, FSDP, DTensor.
+"""
 
 import sys
 import time

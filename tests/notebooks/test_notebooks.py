@@ -24,8 +24,6 @@ from tools.refresh import normalise
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 FOURTEEN = sorted(FOLDER.glob("*.ipynb"))
 NOTEBOOKS = FOURTEEN + sorted((FOLDER / "beyond").glob("*.ipynb"))
-
-
 FORM: list[Callable] = []  # the checks of each notebook's form
 
 
@@ -47,6 +45,7 @@ def test_the_form_of_a_notebook(path):
 
 
 def text(notebook) -> str:
+    """The Markdown of a notebook."""
     return "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
 
 

@@ -22,6 +22,8 @@ PLAN = "plan llama-3-8b --gpus 8 --cluster dgx-h100 --framework megatron-lm"
 
 @pytest.fixture
 def output_of(capsys):
+    """output_of(command) is what a command prints; with rc=2, what it prints when it refuses."""
+
     def run(command: str, rc: int = 0) -> str:
         assert main(command.split()) == rc
         got = capsys.readouterr()

@@ -46,7 +46,7 @@ def test_worlds_made_in_several_threads_leave_multiprocessing_as_it_was():
     assert multiprocessing.util.spawnv_passfds is before
 
 
-# how a kernel ends: the killing of its process group, inside a long call of the interpreter, by itself
+# How a kernel ends: its process group is killed; it is killed in a long computation; or it ends by itself.
 OTHERS = ("group", "holding the interpreter", "ends", "exit")
 SLOW = [pytest.param(manner, marks=pytest.mark.slow) for manner in OTHERS]
 

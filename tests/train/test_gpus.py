@@ -29,13 +29,14 @@ from tools.doctor.training import SMALL_RUN
 HERE = Path(__file__).resolve().parents[1]
 STANDIN = HERE / "standin"
 REAL = bool(os.environ.get(ON_GPU))  # whether this machine's GPU is used, not a stand-in
-on_gpu = pytest.mark.gpu
+on_gpu = pytest.mark.gpu  # runs on a real GPU as well
 really = pytest.mark.skipif(not REAL, reason="stand-ins run no kernels; four of them fail and train")
 
 
 # -- which rank takes which GPU ---------------------------------------------------------------------------
 
 
+# seen: the GPUs that each rank sees. taken: which of them each rank takes; None if a rank sees no GPU.
 @pytest.mark.parametrize(
     "seen, taken",
     [
