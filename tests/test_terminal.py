@@ -38,7 +38,7 @@ class Screen(io.StringIO):
     ],
     ids=lambda command: " ".join(command[:1] + command[-1:]),
 )
-def test_what_is_printed_fits_the_terminal_and_loses_no_word(columns, command, monkeypatch, capsys):
+def test_output_fits_the_terminal_and_loses_no_word(columns, command, monkeypatch, capsys):
     assert main(command) == 0
     whole = capsys.readouterr().out
     monkeypatch.setattr(sys, "stdout", screen := Screen(columns, monkeypatch))

@@ -93,6 +93,6 @@ def test_a_step_fits_where_its_parts_fit():
 
 
 @pytest.mark.parametrize("memory", [0, -1, "1 GB", True])
-def test_what_is_no_budget_is_refused(memory):
+def test_an_invalid_budget_is_refused(memory):
     with pytest.raises(ValueError, match="bytes of tensors that each rank may hold"):
         World(2, memory=memory)

@@ -180,7 +180,7 @@ def test_a_pipeline_of_stand_ins_takes_what_its_schedule_says(world):
     takes(world, 2 * (3 * 0.02 + send), step, rel=0.2)
 
 
-def test_what_is_no_fabric_is_refused():
+def test_an_invalid_fabric_is_refused():
     with pytest.raises(TypeError, match="a fabric is a three_axes.plan.Network"):
         World(2, fabric="fast")
     with pytest.raises(TypeError, match="needs counted=True"):

@@ -227,7 +227,7 @@ def test_an_injected_delay_is_recovered(world, tmp_path):
         assert late > 0.7 and skew.waited[rank] - skew.waited[2] == pytest.approx(late, rel=0.1)
 
 
-def test_what_a_kernels_name_does_not_say_is_unknown(tmp_path):
+def test_a_collective_that_its_kernels_name_does_not_say_is_unknown(tmp_path):
     generic = x("kernel", "ncclDevKernel_Generic_4(ncclDevArgs<1ul>)", 100, 300, 20)
     made = explain([write(tmp_path / "t.json", [x("kernel", "gemm", 0, 100), generic])])
     shown = " ".join(repr(made).split())

@@ -149,7 +149,7 @@ def test_ten_questions_in_two_stories_and_wrong_answers_point_to_a_heading_that_
         quiz.Quiz("between")
 
 
-def test_what_was_chosen_is_kept_where_a_cell_runs_again(monkeypatch, tmp_path):
+def test_a_choice_is_kept_when_a_cell_runs_again(monkeypatch, tmp_path):
     """A click on an answer makes its cell the next to run."""
     monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
     ask = lambda: predict("What is measured here?", "one", "two")

@@ -45,7 +45,7 @@ def test_groups_are_those_of_pytorchs_mesh(world):
     assert world.run(mesh) == [{axis: Placement(sizes).group(r, axis) for axis in sizes} for r in range(4)]
 
 
-def test_what_crosses_a_node():
+def test_which_groups_cross_a_node():
     llama = {"dp": 128, "pp": 16, "tp": 8}
     assert [axis for axis in llama if crosses(Placement(llama).group(0, axis), 8)] == ["dp", "pp"]
 

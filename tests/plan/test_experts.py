@@ -315,7 +315,7 @@ def test_recompute_of_modules_frees_what_was_printed():
         flags("torchtitan", job, layout)
 
 
-def test_a_dispatch_that_hides_shows_a_fifth():
+def test_a_fifth_of_a_hidden_dispatch_is_exposed():
     shown = lambda *hides: step_terms(
         Job(MIXTRAL, DGX, 64, 4096, MEGATRON.but(hides=hides)), Layout(dp=8, ep=8, zero=1)
     )["expert parallel"]

@@ -58,7 +58,7 @@ def test_a_printed_layout_can_be_read_back():
     "text",
     "|=|dp 8 = |4.1|4.1 parsecs|dp eight = 4 s|-1 s|0 s|4..1 s|dp 8 dp 4 = 3 s|b 1 b 1 = 3 s".split("|"),
 )
-def test_what_is_no_measurement_is_refused(text):
+def test_an_invalid_measurement_is_refused(text):
     with pytest.raises(ValueError):
         read(text)
 
@@ -97,7 +97,7 @@ def test_a_step_of_an_estimate_has_its_ratio_and_its_place(capsys):
         (["0.01 s"], "cannot be: it is"),
     ],
 )
-def test_what_is_no_step_of_an_estimate_is_one_sentence(wrong, sentence, capsys):
+def test_a_measurement_that_cannot_be_is_refused_in_one_sentence(wrong, sentence, capsys):
     assert main(["estimate", "llama-3-8b", "--gpus", "64", "--zero", "3", "--measured", *wrong]) == 2
     assert sentence in capsys.readouterr().err
 

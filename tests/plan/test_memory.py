@@ -166,7 +166,7 @@ def test_layers_are_spread(layers, stages, on_stage):
 
 
 @pytest.mark.parametrize("sp, parts", [(True, 8), (False, 1)])
-def test_what_a_stage_holds_beside_its_layers(sp, parts):
+def test_memory_of_a_stage_beside_its_layers(sp, parts):
     """A GPT on one stage, tp 8. Beside its layers it holds the embedding's dropout mask, one byte a number,
     which sequence parallelism splits. The head holds two inputs, two bytes a number, and float32 scores.
     """
@@ -177,7 +177,7 @@ def test_what_a_stage_holds_beside_its_layers(sp, parts):
     assert held["logits"] == 4 * s * (model.hidden + model.vocab) / 8 and held["gathered weights"] == 0
 
 
-def test_one_by_one_costs_memory_and_time():
+def test_unfused_operations_cost_memory_and_time():
     """PyTorch's single operations keep and move more bytes than fused kernels, for a layer of Llama-3-8B."""
     model, s = MODELS["llama-3-8b"], 8192
     eager = TEXTBOOK.but(fused=False, fused_loss=False)

@@ -195,7 +195,7 @@ GEMMA_2B = fields("""
         ),
     ],
 )
-def test_what_is_not_modelled_is_refused_and_not_read_as_something_else(read, given, sentence):
+def test_a_configuration_that_is_not_modelled_is_refused(read, given, sentence):
     """given: the file's text, or the fields that replace LLAMA's."""
     with pytest.raises(ValueError, match=sentence):
         read(given if isinstance(given, str) else LLAMA | given)

@@ -189,7 +189,7 @@ def test_a_job_without_a_layout_says_why():
         seven.best
 
 
-def test_what_the_allocator_may_reserve_has_to_fit_too():
+def test_bytes_that_the_allocator_may_reserve_must_fit_too():
     """Tight: the allocated bytes fit, but not with what the allocator may reserve beside them."""
     made = plan(JOB, gpus=64)
     card, times = DGX.device.memory, JOB.framework.holds.reserves
@@ -382,7 +382,7 @@ def activations(job, layout):
     return held * float(in_flight(layout, job.microbatches(layout), 1))
 
 
-def test_what_does_not_fit_says_by_how_much():
+def test_a_job_that_does_not_fit_says_by_how_much():
     made = plan(Job(MODELS["llama-3-405b"], DGX, 64, 8192), gpus=8)
     assert not made.ranked
     assert "too much" in made.why(**made.too_large[0].axes._asdict())

@@ -148,7 +148,7 @@ def test_tokens_in_place_of_sequences(output_of, given, batch):
         ("plan llama-3-70b --gpus 8 --cluster dgx-h1000", "the nearest is 'dgx-h100'"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(output_of, command, sentence):
+def test_a_wrong_command_is_refused_in_one_sentence(output_of, command, sentence):
     err = output_of(command, rc=2)
     assert sentence in err and err.count("\n") == 1 and "Traceback" not in err
 

@@ -95,7 +95,7 @@ def test_seconds_of_data_parallelism_that_nothing_hides():
         assert float(took) == pytest.approx((D - 1) / D * bytes_ / 450e9 + hops * 5e-6)
 
 
-def test_what_hides_shows_a_fifth():
+def test_a_fifth_of_hidden_communication_is_exposed():
     job = Job(LLAMA, DGX, D * M, 4096)
     open_ = step_terms(replace(job, framework=TEXTBOOK.but(hides=())), Layout(dp=D))["data parallel"]
     assert float(step_terms(job, Layout(dp=D))["data parallel"]) == pytest.approx(0.2 * float(open_))
@@ -143,7 +143,7 @@ def test_a_tied_head_is_copied_to_the_last_stage():
 
 
 @pytest.mark.parametrize("sp, calls", [(True, [1, 0, 1, 1]), (False, [0, 1, 0, 0])])
-def test_what_the_embedding_sends(sp, calls):
+def test_collectives_of_the_embedding(sp, calls):
     """Under sequence parallelism the gradients of the embedding and of learned positions are gathered."""
     model = MODELS["gpt3-175b"]
     ops = embedding(Job(model, DGX, 8, 2048), Layout(tp=8, sequence_parallel=sp))
@@ -288,7 +288,7 @@ def test_the_gradients_of_a_tied_head_are_summed():
         ("megatron-lm", "dgx-h100", 8192, 529, 518),
     ],
 )
-def test_what_a_fused_attention_reaches(framework, cluster, seq_len, forward, backward):
+def test_the_speed_of_a_fused_attention(framework, cluster, seq_len, forward, backward):
     job = Job(MODELS["llama-3-70b"], CLUSTERS[cluster], 1, seq_len, FRAMEWORKS[framework])
     ops = [op for op in layer(job, Layout()) if op.name == "attention"]
     alone = constants()._replace(gemm_efficiency=1.0)
@@ -314,7 +314,7 @@ def test_windows_reach_little():
         ("torchtitan", 40, 0),
     ],
 )
-def test_what_an_optimizer_moves(name, of_owned, of_held):
+def test_bytes_that_an_optimizer_moves(name, of_owned, of_held):
     framework, model = FRAMEWORKS[name], MODELS["llama-3-8b"]
     job = Job(model, DGX, 8, 8192, framework)
     layout = framework.layout(dp=8, zero=3 if name == "torchtitan" else 1)

@@ -278,7 +278,7 @@ def test_an_attempt_on_ranks_gets_the_name_of_its_mistake(attempt, name, text):
         (lambda x: x * rank, "a name that only cells have"),  # noqa: F821
     ],
 )
-def test_what_belongs_to_a_notebook_crashes_with_a_sentence(attempt, name):
+def test_code_for_a_notebook_crashes_on_a_rank_with_a_sentence(attempt, name):
     said = summed.check(attempt)
     assert (said.kind, said.misconception) == ("crashed", name) and said.text.startswith("`"), said
 
@@ -343,7 +343,7 @@ side = Asked(
 )
 
 
-def test_finds_names_a_row_and_says_what_shows_it():
+def test_the_function_finds_names_a_row_and_gives_a_reason():
     assert side.check(lambda: 7).text == "7 is as good."
     assert side.check(lambda: 1).text == "Not one." and side.check(lambda: 1).misconception == "one"
     assert side.check(lambda: 2).text == "You say 2. Not two."

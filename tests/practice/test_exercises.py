@@ -127,7 +127,7 @@ def test_advice_shows_its_markdown_and_arithmetic_as_it_is():
     assert f"{shown} m[-1](x), &lt;b&gt;." in said._repr_html_()
 
 
-def test_what_ranks_print_is_shown_and_never_hides_the_verdict(capsys):
+def test_prints_of_ranks_are_shown_and_never_hide_the_verdict(capsys):
     def says(gradient, examples):
         print(*range(200), sep="\n")
         return d02.weighted_average(gradient, examples)

@@ -58,7 +58,7 @@ def test_a_long_temporary_folder_is_left_for_a_short_one(tmp_path):
 
 @linux
 @pytest.mark.slow
-def test_what_a_killed_kernel_leaves_is_cleared_and_its_stopped_rank_ends():
+def test_files_of_a_killed_kernel_are_removed_and_its_stopped_rank_ends():
     with tempfile.TemporaryDirectory() as folder:  # pytest's own folder has a long name
         killed = kernel(
             "import os, signal\nfrom helpers import World\nworld = World(2)\n"

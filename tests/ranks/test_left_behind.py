@@ -137,7 +137,7 @@ def starts_a_pool():
 
 
 @linux
-def test_what_a_rank_has_started_ends_with_its_world():
+def test_processes_that_a_rank_starts_end_with_its_world():
     with World(2) as world:
         pids = [*itertools.chain(*world.run(starts_a_pool))]
         assert alive(pids)
@@ -146,7 +146,7 @@ def test_what_a_rank_has_started_ends_with_its_world():
 
 @pytest.mark.slow
 @linux
-def test_a_script_needs_no_main_guard_and_another_package_of_our_name_may_lie_where_it_starts(tmp_path):
+def test_a_script_needs_no_main_guard_and_may_start_beside_another_helpers_package(tmp_path):
     """The fork server imports this project, and ranks start in the kernel's folder with all imports done."""
     here = tmp_path / "here"
     here.mkdir()

@@ -88,7 +88,7 @@ def test_a_new_world_that_takes_over_says_so_once(messages):
     assert "2" in messages[3].splitlines()[-1]
 
 
-def test_what_is_no_cell_for_ranks_is_refused_in_a_sentence(messages):
+def test_an_invalid_cell_for_ranks_is_refused_in_a_sentence(messages):
     timeout, empty, line = messages[4:7]
     assert timeout == "timeout=nan: give a positive number of seconds, or None for no limit"
     assert "the cell body is empty" in empty

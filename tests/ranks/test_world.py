@@ -162,7 +162,7 @@ def test_a_world_of_one_and_when_it_is_closed():
         w.run(total)
 
 
-def test_what_cannot_be_sent_is_refused(world):
+def test_an_object_that_cannot_be_sent_to_ranks_is_refused(world):
     with pytest.raises(TypeError, match="cannot be sent to the ranks"):
         world.run(print, threading.Lock())
     with pytest.raises(TypeError, match="takes a function"):
@@ -201,7 +201,7 @@ def test_output_is_whole_ordered_and_folded(world, capfd):
     assert capfd.readouterr().out == "ranks 0–2 │ hello\nrank 3\n  │ two\n  │ lines\n  │ from C\n"
 
 
-def test_a_long_call_speaks_while_it_runs(world, capfd, monkeypatch):
+def test_a_long_call_prints_while_it_runs(world, capfd, monkeypatch):
     from helpers.ranks import world as module
     from helpers.ranks.current import progress
 

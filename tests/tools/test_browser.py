@@ -215,7 +215,7 @@ CORES = [
 
 
 @pytest.mark.parametrize("notebook", CORES, indirect=True)
-def test_a_core_as_a_reader_goes_through_it(notebook):
+def test_the_core_of_a_notebook_runs_cell_by_cell_in_a_browser(notebook):
     """Follow the link to the practice, go back, and press Shift+Enter from cell to cell. Click on an answer,
     which makes its cell the next to run.
     """

@@ -175,7 +175,7 @@ def test_a_planner_with_numpy_alone(numpy_only, tmp_path, tmp_path_factory, comm
 
 
 @pytest.mark.slow
-def test_numpy_alone_knows_its_tables_and_says_what_it_lacks(numpy_only, tmp_path):
+def test_with_numpy_alone_tables_work_and_other_commands_say_what_they_need(numpy_only, tmp_path):
     python = numpy_only / "python"
     code = "import three_axes, numpy; print(three_axes.__file__); import torch"
     there = run(python, "-c", code, cwd=tmp_path)

@@ -10,7 +10,7 @@ def test_the_version_is_the_same_everywhere_and_has_its_changes():
 
 
 @pytest.mark.parametrize("below, refused", [("", False), ("\n\nMore.\n", True), ("\n### New\n", True)])
-def test_what_is_unreleased_is_not_published(monkeypatch, capsys, below, refused):
+def test_unreleased_changes_are_not_published(monkeypatch, capsys, below, refused):
     changes = f"# Changes\n\n## Unreleased\n{below}\n## {publish.version()}\n\nThe first.\n"
     read = publish._read
     monkeypatch.setattr(publish, "_read", lambda name: changes if name == "CHANGELOG.md" else read(name))

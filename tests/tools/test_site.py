@@ -127,7 +127,7 @@ def test_every_link_leads_somewhere_and_nothing_is_fetched_from_afar(site, pages
 
 
 @pytest.mark.slow
-def test_what_every_page_loads_is_light_and_the_rest_comes_when_it_is_needed(site, pages):
+def test_every_page_loads_only_small_scripts(site, pages):
     sizes = {script.name: script.stat().st_size for script in site.glob("*.js")}
     assert sizes["site.js"] + sizes["first.js"] < 4e4 and sum(sizes.values()) < 2e6
     loaded = {tag["src"].rpartition("/")[2] for page in pages.values() for tag in page.select("script[src]")}
@@ -194,7 +194,7 @@ def test_each_drop_leads_to_the_previous_and_the_next(pages):
         assert leads(before, "next") == {after} and leads(after, "prev") == {before}
 
 
-def test_what_answers_a_prediction_is_known():
+def test_cells_that_answer_a_prediction_are_known():
     cell = nbformat.v4.new_code_cell
     asked, more = "guess = predict(1, 2)\nguess", "x = predict(3)"
     sources = ["a", asked, "b", more, "guess.reveal(1)", "x.reveal(2)", "drawn"]

@@ -338,7 +338,7 @@ def test_fully_shard_prefetches_the_head_in_vain_where_all_is_kept(world):
     assert theirs["all_gather"] == (ours["all_gather"][0] + 1, ours["all_gather"][1] + head)
 
 
-def test_what_is_under_way_and_what_is_whole_are_on_the_clock():
+def test_gathers_and_gathered_weights_are_in_the_timeline():
     with World(4, fabric=b1.ONE_NODE) as world:
         timeline = b1.order_timeline(world, toy.fsdp_order(b1.LAYERS))
     for rank in range(4):

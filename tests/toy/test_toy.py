@@ -324,7 +324,7 @@ def test_the_sizes_that_notebooks_count_on():
     assert toy.make_batch()[0].shape == (8, 32)
 
 
-def test_what_stands_in_for_compute_waits_as_long_as_it_is_told(monkeypatch):
+def test_stand_ins_for_computation_wait_the_given_seconds(monkeypatch):
     slept = []
     monkeypatch.setattr("time.sleep", slept.append)
     x = torch.ones(1, 2, requires_grad=True)

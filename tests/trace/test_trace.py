@@ -159,7 +159,7 @@ def test_the_70b_on_a_laptop():
         (Layout(dp=8, tp=8, zero=3), {"seq_len": 1001}, "must divide the sequence of 1001 tokens"),
     ],
 )
-def test_what_cannot_be_traced_is_refused(layout, how, sentence):
+def test_a_layout_that_cannot_be_traced_is_refused(layout, how, sentence):
     with pytest.raises(ValueError, match=sentence):
         trace(**{"model": SHORT, "layout": layout, "seq_len": 1024} | how)
 

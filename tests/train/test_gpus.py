@@ -142,7 +142,7 @@ def test_an_error_of_cuda_spoils_the_ranks(kind, message, spoils):
     assert Error(kind, message, [], False).spoils is spoils
 
 
-def test_a_collective_without_a_work_has_ended_when_the_gpu_came_past_it(monkeypatch):
+def test_a_collective_without_a_work_ends_when_the_gpu_has_passed_its_event(monkeypatch):
     class Event:
         passed = False
 

@@ -197,7 +197,7 @@ def test_training_continues_under_other_layouts_and_numbers_of_ranks(worlds, twi
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_in_a_sentence(choice, sentence):
+def test_a_config_that_cannot_work_is_refused_in_a_sentence(choice, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)) as refusal:
         replace(SMALL, **choice).checked(8)
     assert "\n" not in str(refusal.value)

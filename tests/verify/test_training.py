@@ -180,7 +180,7 @@ FEW, MANY = (
 
 
 @pytest.mark.parametrize("seeds", [FEW, MANY], ids=str)
-def test_what_arrives_at_another_place_is_found(shared, tmp_path, seeds):
+def test_a_tensor_that_is_loaded_into_a_wrong_place_is_found(shared, tmp_path, seeds):
     folder = _save(shared, tmp_path, {})
     for seed in seeds:
         layout = LAYOUTS[seed % len(LAYOUTS)]

@@ -38,7 +38,7 @@ def checked(build, step=squares, layouts=("dp 2",), **how):
     return verify(build, step, torch.linspace(-1, 1, 32).view(8, 4), layouts, **how)
 
 
-def test_what_is_reported(world):
+def test_the_reports_of_a_right_step_and_of_a_wrong_step(world):
     report = world.run(lambda: checked(lambda mesh: small()))[1]  # every rank has it
     assert report.ok and str(report).splitlines()[2].split() == ["dp", "2", "equal", "equal", "-", "-"]
     report = world.run(lambda: checked(lambda mesh: small(), lambda *a: squares(*a, reduces=False)))[0]
@@ -140,7 +140,7 @@ def test_a_right_module_that_runs_later_clears_none_that_it_does_not_hold(world)
     assert found[0].what == "loss" and found[0].names == ("first",)
 
 
-def test_what_cannot_be_compared_says_why(world):
+def test_models_that_cannot_be_compared_are_refused_with_a_reason(world):
     class Noise(nn.Module):
         def forward(self, x):
             return x + torch.randn_like(x)
