@@ -10,6 +10,7 @@ import torch
 
 
 def _on_a_bare_thread(outputs, *args, **kwargs):
+    """Run backward on a thread that has no Python frame."""
     engine = torch.autograd.Variable._execution_engine
     backward = partial(engine.run_backward, outputs, *args, **kwargs)
     results, done = [], _thread.allocate_lock()

@@ -44,6 +44,7 @@ def by(helps):
 
 
 def _meets(helps) -> None:
+    """Ranks 0 and 1 as `by` describes."""
     x = torch.ones(4)
     if dist.get_rank() == 0:
         kept = helps()
@@ -61,6 +62,7 @@ def when_it_has_ended(leaves):
 
 
 def _follows(leaves) -> None:
+    """Ranks 0 and 1 as `when_it_has_ended` describes."""
     time.sleep(LONG / 2 if dist.get_rank() == 1 else 0)
     work = dist.all_reduce(torch.ones(4), async_op=True)
     kept = leaves(work.get_future()) if dist.get_rank() == 0 else work.wait()

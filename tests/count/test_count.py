@@ -355,6 +355,7 @@ MESSAGE = Channel("recv", "0", (0, 1, 2), 1, 0)
 
 
 def waiting_in(channel: Channel) -> State:
+    """A rank that waits in its first operation on a channel."""
     operation = Operation(channel, 1, (0, 1))
     return State(9, Look(1, Waiting((operation,)), begun={channel: Begun(1)}))
 
@@ -486,6 +487,7 @@ def units(rows, factor: float):
 
 
 def more(rows, op: str, factor: float, types: str = "bfloat16"):
+    """Multiply the bytes of an operation's rows, and set the type of their numbers."""
     for row in rows:
         if row.op == op:
             row.payload, row.algorithmic, row.types = row.payload * factor, row.algorithmic * factor, {types}

@@ -581,6 +581,7 @@ def test_the_setup_cell_is_silent_where_the_course_is_installed():
 
 
 def anchors(markdown: str) -> set[str]:
+    """The anchors of a page: those of its headings, and explicit ones."""
     headings = re.findall(r"^#+ (.*)$", markdown, re.M)
     own = re.findall(r'<a id=\\?"([^"\\]*)', markdown)  # in a notebook the quotes are escaped
     return {*own, *(re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings)}

@@ -61,6 +61,7 @@ def test_published_bubble_rates(row):
 
 
 def pytorchs(name: str, p: int, m: int, v: int) -> list[list[Op]]:
+    """The operations of each rank in PyTorch's schedule of this name."""
     from torch.distributed.pipelining import schedules as torch_schedules
     from torch.distributed.pipelining.stage import PipelineStage
 

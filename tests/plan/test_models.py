@@ -268,6 +268,7 @@ def test_published_configurations_are_the_models_of_that_name(name, read):
 
 
 def shape_of(kind: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int) -> dict:
+    """The fields of a dense model's configuration file."""
     sizes = dict(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, vocab_size=vocab)
     return sizes | dict(model_type=kind, num_key_value_heads=kv_heads, intermediate_size=ffn)
 

@@ -16,6 +16,7 @@ from three_axes.__main__ import main
 
 
 def output_of(command: str) -> str:
+    """What a command prints."""
     with redirect_stdout(io.StringIO()) as out:
         assert main(command.split()) == 0
     return out.getvalue()
@@ -44,6 +45,7 @@ class Estimated(NamedTuple):
 
 
 def estimated(run: Run) -> Estimated:
+    """The planner's estimate of a run."""
     batch = f"--batch {run.sequences} --microbatch {run.sequences} --seq {run.tokens}"
     how = f"--zero 3 {batch} --recompute {run.recompute} --framework transformers"
     made = json.loads(output_of(f"estimate {run.model} {how} --json"))

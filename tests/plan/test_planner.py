@@ -75,6 +75,7 @@ def test_two_axes_never_get_a_nodes_links_at_once(order, d, t, p, node):
 
 
 def _spans(layout):
+    """The number of ranks that the k innermost axes span, for each k."""
     spans, sizes = [1], list(layout.sizes.values())
     for size in reversed(sizes):
         spans.append(spans[-1] * size)

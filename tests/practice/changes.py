@@ -64,6 +64,7 @@ def _ways(tree: ast.Module) -> Iterator[tuple[int, str, Callable[[ast.AST], None
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Callable]]:
+    """(description, a function that changes the node in place), for each change of one node."""
     match node:
         case ast.Constant(value=bool() as value):
             yield f"{value} turned", lambda one: setattr(one, "value", not value)

@@ -358,6 +358,7 @@ Row = namedtuple("Row", "op payload calls", defaults=[0])
 
 
 def run_of(counted: list, came: list | None = None, ops=("send",), peers=(1,)) -> Run:
+    """A run in which rank r sent counted[r] and received came[r] bytes. peers: whom each rank sent to."""
     rows = [[Row(op, 0) for op in ops] + [Row("recv", c)] for c in came or counted]
     facts = {"size": 1000, "messages": [(peer, 0.0) for peer in peers]}
     return Run((len(counted),), [facts] * len(counted), SimpleNamespace(ranks=rows, counted=counted))

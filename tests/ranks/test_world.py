@@ -33,6 +33,7 @@ def total():
 
 
 def assert_usable(world):
+    """Check that a collective works on all ranks."""
     n = len(world)
     assert world.run(total) == [n * (n + 1) / 2] * n
 

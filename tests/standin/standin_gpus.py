@@ -130,12 +130,15 @@ class OnCpu(TorchFunctionMode):
 
 
 def _cpu(x):
+    """The CPU in place of a GPU; anything else unchanged."""
     if isinstance(x, torch.device) and x.type == "cuda" or isinstance(x, str) and x.startswith("cuda"):
         return torch.device("cpu")
     return x
 
 
 class _IsNcclLike(type):
+    """Makes isinstance(x, ProcessGroupNCCL) true of the stand-in's backends."""
+
     def __instancecheck__(cls, x):
         import nccl_like
 
@@ -150,6 +153,8 @@ Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=
 
 
 class ProcessGroupNCCL(metaclass=_IsNcclLike):
+    """Replaces PyTorch's class: makes a backend over gloo that answers as NCCL does."""
+
     class Options:
         pass
 

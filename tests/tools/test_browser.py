@@ -299,6 +299,7 @@ def test_explorers_begin_as_python_says_and_move_by_keyboard_and_by_mouse(notebo
 
 
 def begins_and_moves(notebook, call: str) -> None:
+    """An explorer's first picture is Python's; keyboard, mouse and play button change it."""
     page = notebook.page
     assert notebook.errors() == []
     page.locator(IMAGES).last.wait_for(timeout=MINUTE)

@@ -93,12 +93,14 @@ CLEAN = {name: value for name, value in os.environ.items() if name not in ("PYTH
 
 
 def run(*command, cwd: Path, **environ: str) -> subprocess.CompletedProcess:
+    """Run a command without the variables that lead to this project's folder."""
     how = dict(capture_output=True, text=True, timeout=300)
     return subprocess.run(list(map(str, command)), cwd=cwd, env=CLEAN | environ, **how)
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
+    """The project's wheel, built here."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("wheel")
     pip = "-m pip wheel --no-deps --no-build-isolation --no-index --wheel-dir".split()
@@ -126,6 +128,7 @@ def bare(folder: Path, packages: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def numpy_only(wheel, tmp_path_factory) -> Path:
+    """The commands of an environment with the wheel and NumPy alone."""
     folder = tmp_path_factory.mktemp("planner")
     packages = folder / "packages"
     packages.mkdir()
@@ -136,6 +139,7 @@ def numpy_only(wheel, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def course(wheel, tmp_path_factory) -> Path:
+    """The commands of an environment with the wheel and all packages."""
     folder = tmp_path_factory.mktemp("course") / "venv"
     commands = environment(folder, wheel, PACKAGES)
     (folder / "share").symlink_to(PACKAGES.parents[2] / "share")  # Jupyter's templates and pages

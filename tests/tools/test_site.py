@@ -94,6 +94,7 @@ def test_frames_of_memory_are_the_simulators(memory):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
+    """The folder of the built site."""
     folder = tmp_path_factory.mktemp("site")
     build(folder)
     return folder
@@ -288,6 +289,7 @@ def test_the_page_for_the_wall_is_one_sheet_of_a4(chromium, tmp_path):
 
 
 def page_of(drop: str) -> str:
+    """The path of a notebook's page in the site."""
     path = BOOKS[drop].relative_to(ROOT / "notebooks").with_suffix(".html")
     return f"notebooks/{path.as_posix()}"
 

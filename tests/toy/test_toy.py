@@ -160,6 +160,7 @@ ORDERS = {
 
 
 def on_a_schedule(schedule, kinds):
+    """On a rank: train the stages that the schedule gives to the rank."""
     group = dist.new_group(list(range(schedule.p)))
     rank, stages = dist.get_rank(), len(schedule.rank_of)
     if rank >= schedule.p:
@@ -195,6 +196,7 @@ def test_every_schedule_on_real_ranks_equals_the_twin(world, name, kinds):
 
 
 def on_a_grid(sizes, sequence, kinds):
+    """On a rank: train its part on a grid of (d, p, t) ranks. Returns also its coordinates."""
     d, p, t = sizes
     grid = toy.grid_groups(d, p, t)
     model = prepare(dist.get_rank(), **kinds)
@@ -224,6 +226,7 @@ def test_all_three_axes_on_eight_ranks_equal_the_twin(sequence, kinds):
 
 
 def adam(model, step, apply):
+    """The losses of three steps. apply: changes the weights after each step."""
     losses = []
     for i in range(STEPS):
         losses.append(step(*toy.make_batch(8, 16, seed=i)))
@@ -232,6 +235,7 @@ def adam(model, step, apply):
 
 
 def on_zero(stage, ranks, frozen):
+    """On a rank: train with ZeRO. Returns losses, whole weights, and bytes held between steps."""
     group = dist.new_group(list(range(ranks)))
     if dist.get_rank() >= ranks:
         return None

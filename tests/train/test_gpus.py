@@ -215,6 +215,8 @@ def standin():
 
 
 def this_machine(environ: dict[str, str]):
+    """For `make test-gpu`: the environment of a process that sees this machine's first GPU."""
+
     def sees(n: int, version: str = "", installed: str = "", launched: bool = False) -> dict[str, str]:
         """launched: a launcher's ranks, which load the NCCL that their command names."""
         preload = launched and not nccl.shares() and nccl.newer()
@@ -224,6 +226,7 @@ def this_machine(environ: dict[str, str]):
 
 
 def with_standins(environ: dict[str, str]):
+    """Compile the stand-ins. Then: the environment of a process that believes in n GPUs."""
     source = b"".join(file.read_bytes() for file in sorted(STANDIN.glob("nccl_*")))
     source += torch.__version__.encode() + sys.version.encode()
     folder = HERE.parent / "build" / f"standin-{hashlib.sha256(source).hexdigest()[:12]}"

@@ -94,6 +94,7 @@ def losses_of(config: Config, steps: int) -> list[float]:
 
 
 def near(losses, others, bound):
+    """Check that the relative difference of losses is below a bound."""
     assert len(losses) == len(others)
     assert max(abs(a / b - 1) for a, b in zip(losses, others)) < bound
 

@@ -111,6 +111,7 @@ def mesh_of(**sizes: int):
 
 
 def net(seed: int = 0, *, norm: type[nn.Module] = nn.LayerNorm, drop: float = 0.0) -> nn.Sequential:
+    """A small model, whose weights depend on the seed alone."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(WIDE, 12), norm(12), nn.GELU(), nn.Dropout(drop), nn.Linear(12, WIDE), nn.LayerNorm(WIDE)
@@ -196,6 +197,8 @@ class Positions(nn.Module):
 
 
 class Lora(nn.Module):
+    """A frozen linear layer with a LoRA adapter."""
+
     def __init__(self, base: nn.Linear):
         super().__init__()
         self.base = base.requires_grad_(False)
@@ -317,6 +320,8 @@ class Experts(nn.Module):
 
 
 class Swap(torch.autograd.Function):
+    """An all-to-all whose gradients go back by an all-to-all."""
+
     @staticmethod
     def forward(ctx, x, group):
         ctx.group, out = group, torch.empty_like(x)

@@ -90,6 +90,8 @@ def accumulated(model, batch, mesh, *, refuses=lambda part: None):
 
 
 def checked(world, step, rows: int = ROWS, **how):
+    """(the report of `verify` on a step, what is wrong -> its cause)."""
+
     def run():
         return verify(lambda mesh: Tiny(), lambda *of: step(*of, **how), batch(rows), ["dp 2"])
 

@@ -133,6 +133,7 @@ def drawn(count: int) -> list[tuple[dict, dict]]:
 
 
 def _is_the_model(layout, shared, **choice):
+    """Check that a layout equals the model. Returns the report."""
     with shared.lent() as world:
         report = world.run(checked, layout, **choice)[0]
     assert report.ok, f"{layout} {choice}\n{report}"
@@ -167,6 +168,7 @@ def _arrives(shared, out, layout: dict, others: list[dict]) -> None:
 
 
 def _save(shared, out, layout: dict):
+    """Save a checkpoint under a layout. Returns its folder."""
     with shared.lent() as world:
         world.run(saved, layout, out)
     (folder,) = checkpoints(out)

@@ -16,6 +16,7 @@ WORDS, WIDE, OUT = 12, 8, -1
 
 
 def build(mesh):
+    """A small language model and its optimizer."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Embedding(WORDS, WIDE), nn.Linear(WIDE, WIDE), nn.LayerNorm(WIDE), nn.Linear(WIDE, WORDS)

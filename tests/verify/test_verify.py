@@ -25,6 +25,7 @@ def share(batch, mesh):
 
 
 def squares(model, batch, mesh, reduces=True):
+    """A step whose loss is a mean of squares. If `reduces`, gradients are averaged over the ranks."""
     loss = model(share(batch, mesh)).square().mean()
     loss.backward()
     if mesh is not None and reduces:
