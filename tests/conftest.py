@@ -1,4 +1,4 @@
-"""Fixtures and settings of all tests: one world of four ranks; kernels that need no ports."""
+"""Settings and fixtures of all tests: the order of test files, and a World (one process for each rank)."""
 
 import os
 import re
@@ -24,13 +24,11 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, max_exa
 settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=150)
 settings.load_profile("repeatable")
 
-# What a shell gives to a background job, where no stop button would work.
+# A shell starts a background job with SIGINT ignored: no stop button would work in the tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest.register_assert_rewrite("prose")
-
-
 nbval.kernel.KernelManager = kernels.WithoutPorts
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # more ranks than GPUs; `three-axes doctor` tests those
 os.environ.setdefault("THREE_AXES_PROGRESS", "")  # stored outputs do not depend on this machine's progress
@@ -39,9 +37,8 @@ os.environ.setdefault("THREE_AXES_PROGRESS", "")  # stored outputs do not depend
 # this once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-BEYOND = re.compile(r"\[b\d\.")  # an exercise of the notebooks beyond
-# The files that take longest in `make test-all`, the longest first. All others take less than half a minute:
-# no worker is left alone for longer, in a fresh clone too.
+BEYOND = re.compile(r"\[b\d\.")  # in the name of a test: an exercise of notebooks/beyond
+# The files that take longest in `make test-all`, the longest first. All others take less than half a minute.
 LONGEST = """
     test_gpus test_browser test_exercises 14_defend test_left_behind test_changes test_train test_site
     test_silent test_beyond test_trace test_endings test_attempts test_count test_copies test_install 08_grid
@@ -52,8 +49,9 @@ LONGEST = """
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items):
-    """Mark as slow the tests of the drops beyond the fourteen, and of sections for another day. Put files
-    that wait first, longest first, and after them the files that compute, longest last.
+    """Mark as slow the tests of notebooks/beyond, and of the sections at a notebook's end that are for
+    another day. Sort: first the files that mostly wait, longest first; then the files that compute, longest
+    last.
     """
     for item in items:
         if item.path.parent.name == "beyond" or item.path.stem == "test_beyond" or BEYOND.search(item.name):
@@ -77,9 +75,7 @@ def cells_for_today(path: Path) -> int:
 
 
 def waits(item) -> bool:
-    """Whether a file mostly waits: it has the mark, or is a notebook that emulates a network or measures a
-    timeline of computation that sleeps.
-    """
+    """Whether a file mostly waits: it is marked, or its notebook emulates a network or measures sleeps."""
     if hasattr(item, "cell"):
         return bool(re.search(r"\bfabric=|\bmeasured\b", item.cell.source))
     return item.get_closest_marker("waits") is not None
@@ -96,8 +92,8 @@ class FromBothEnds(LoadFileScheduling):
         super()._assign_work_unit(node)
 
     def _reschedule(self, node) -> None:
-        """A worker does not start its last test until it gets another, or hears that there is none: a worker
-        that replaces one that ended would wait for ever.
+        """Give a worker at least two tests. It starts its last test only when it gets another one or the
+        message that there is none, so a worker that replaces another with one test would wait for ever.
         """
         super()._reschedule(node)
         if not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
@@ -136,8 +132,9 @@ shared_world = worlds.shared(4, timeout=20)
 
 @pytest.fixture
 def world(shared_world):
+    """A world for one test. A module may have another `shared_world`."""
     with shared_world.lent() as world:
-        world.timeout = 20
+        world.timeout = shared_world.how["timeout"]
         yield world
 
 

@@ -10,6 +10,7 @@ import torch
 
 
 def _on_a_bare_thread(outputs, *args, **kwargs):
+    """Run backward on a thread that has no Python frame."""
     engine = torch.autograd.Variable._execution_engine
     backward = partial(engine.run_backward, outputs, *args, **kwargs)
     results, done = [], _thread.allocate_lock()
@@ -23,8 +24,6 @@ def _on_a_bare_thread(outputs, *args, **kwargs):
 
 @contextmanager
 def as_on_a_gpu():
-    """Every backward runs on a thread without a Python frame, as on a GPU: a collective that C++ begins
-    there, as in DDP, has no caller.
-    """
+    """Every backward runs on a thread without a Python frame: a collective of DDP's has no caller."""
     with mock.patch.object(torch.autograd, "_engine_run_backward", _on_a_bare_thread):
         yield

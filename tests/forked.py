@@ -1,6 +1,6 @@
 """Runs commands in processes that are forked from the ranks' fork server (`helpers.ranks.server`). The server
-has imported torch; in a new Python that import takes longer than most commands. `python` runs code in
-a new one, where nothing is imported yet.
+has imported torch; in a new Python that import takes longer than most commands. `python` runs code in a new
+Python, where nothing is imported yet.
 """
 
 import faulthandler
@@ -20,7 +20,7 @@ GRACE = 5.0  # seconds for the other ranks, when one has failed
 
 
 def context():
-    """The context that makes such processes; where ranks are spawned, the one that spawns."""
+    """The multiprocessing context of these processes: fork server, or spawn where ranks are spawned."""
     from helpers.ranks import server
 
     server.warm(0)
@@ -50,10 +50,8 @@ def command(
         for file, mine in zip(files, surroundings):
             file.mkdir()
             mine["TORCHELASTIC_ERROR_FILE"] = file / "error.json"
-        processes = [
-            context().Process(target=_run, args=(argv, str(cwd), mine, file))
-            for mine, file in zip(surroundings, files)
-        ]
+        made = lambda *mine: context().Process(target=_run, args=(argv, str(cwd), *mine))
+        processes = list(map(made, surroundings, files))
         try:
             with server.main_hidden():
                 for process in processes:
@@ -84,8 +82,8 @@ def python(code: str, cwd=ROOT, timeout: float = 300, **environ: str) -> subproc
 
 
 def end_with_starter() -> None:
-    """In such a process: end when its parent has ended, in whatever way. Otherwise the process would wait for
-    work, and keep the fork server alive.
+    """In a process that this file has started: end when the parent has ended, in whatever way. Otherwise the
+    process would wait for work, and keep the fork server alive.
     """
     from helpers.ranks.lifetime import end_with_kernel
 
@@ -93,6 +91,7 @@ def end_with_starter() -> None:
 
 
 def _run(argv: tuple[str, ...], cwd: str, environ: dict, path: Path) -> None:
+    """In the new process: run a module. Its outputs go to files beside `path`: path.out and path.err."""
     end_with_starter()
     for fd, end in ((1, ".out"), (2, ".err")):
         with path.with_suffix(end).open("wb") as file:

@@ -1,4 +1,4 @@
-"""Kernels for tests: like those of readers, but reached through files."""
+"""Jupyter kernels for tests. Clients reach them through files, not through TCP ports."""
 
 import tempfile
 import uuid
@@ -8,8 +8,8 @@ from jupyter_client.manager import KernelManager
 
 
 class WithoutPorts(KernelManager):
-    """A kernel's five ports are chosen a second before it opens them, and ranks of other tests may take one
-    meanwhile. Then the kernel never answers. So this one uses sockets in files.
+    """A kernel whose sockets are files. A usual kernel's five ports are chosen a second before it opens them;
+    if ranks of other tests take one meanwhile, the kernel never answers.
     """
 
     def __init__(self, **kwargs):

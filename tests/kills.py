@@ -1,6 +1,6 @@
 """Kill a training run again and again, under another layout each time: `python tests/kills.py 30`.
 
-Two torchruns stand for two machines with two ranks each; every second run has one machine. A signal (SIGKILL,
+Two torchruns act as two machines with two ranks each; every second run has one machine. A signal (SIGKILL,
 SIGTERM or SIGINT) is sent to a launcher, to a rank, or to both ranks of a machine, at a random moment: while
 the run starts, trains or saves. Then all processes must have ended by themselves, no complete checkpoint may
 be lost, and in the end every step's loss must equal that of a single undisturbed process.
@@ -59,19 +59,19 @@ class Kill:
 
 
 def chosen(chance: random.Random, number: int) -> Kill:
-    """Every signal meets every target in turn; layout and moment are drawn."""
+    """A kill: each signal is sent to each target in turn; layout and moment are random."""
     whom = ("launcher", "rank", "machine")[number % 3]
     layout = chance.choice(LAYOUTS[1 + number % 2])
     return Kill(layout, whom, SIGNALS[number // 3 % 3], chance.choice(MOMENTS))
 
 
 def start(run: Path, layout: str, machines: int, precision: str) -> list[subprocess.Popen]:
+    """Start the training with one torchrun for each machine. Returns these launchers."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-        # A torchrun whose other machine is lost before the two have met waits by itself; limit its ten
-        # minutes.
     meet = f"--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --local-addr 127.0.0.1"
+    # A torchrun waits for a machine that was lost before they met: 45 s, not the usual ten minutes.
     meet += f" --rdzv-conf join_timeout=45 --rdzv-id {uuid.uuid4()}"
     sizes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in SIZES.items())
     how = f"{sizes} --every 3 --keep 4 --timeout 10 --precision {precision} {layout} --out {run}"
@@ -84,6 +84,7 @@ def start(run: Path, layout: str, machines: int, precision: str) -> list[subproc
 
 
 def ranks_of(launcher: subprocess.Popen) -> list[psutil.Process]:
+    """The processes that a launcher has started."""
     try:
         return psutil.Process(launcher.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -150,7 +151,7 @@ def disturb(run: Path, kill: Kill, chance: random.Random, precision: str) -> Non
 
 
 def undisturbed(config: Config, steps: int) -> list[float]:
-    """On a rank."""
+    """On a rank: the losses of a run that nobody kills."""
     trainer = Trainer(config)
     return [trainer.step()["loss"] for _ in range(steps)]
 
@@ -183,9 +184,8 @@ def main() -> None:
                 print(f"FAILED: {kill}", *(log.read_text()[-6000:] for log in run.parent.glob("said-*")))
                 raise
             print(f"{number + 1:2} {kill}", flush=True)
-        print(
-            f"{last_step(run)} steps, losses within {apart(run, args.precision):.1e} of the undisturbed run's"
-        )
+        far = apart(run, args.precision)
+        print(f"{last_step(run)} steps, losses within {far:.1e} of the undisturbed run's")
 
 
 if __name__ == "__main__":

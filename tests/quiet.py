@@ -1,6 +1,4 @@
-"""For tests that can only pass on a quiet machine: they are tried again, and skipped with a reason if other
-processes compute.
-"""
+"""Tests that need a quiet machine are tried again, and skipped if other processes compute."""
 
 import functools
 import time

@@ -127,9 +127,8 @@ def main() -> int:
         chosen += ["not exhaustive" if kind else "not slow and not exhaustive"]
     chosen += [argument for argument in sys.argv[1:] if argument != kind]
     keeper = outlive()
-    status = run(
-        [sys.executable, *command.split(), *chosen], MINUTES.get(kind, USUAL_MINUTES), cwd=ROOT, env=environ
-    )
+    minutes = MINUTES.get(kind, USUAL_MINUTES)
+    status = run([sys.executable, *command.split(), *chosen], minutes, cwd=ROOT, env=environ)
     deadline = time.monotonic() + 5
     while (left := left_behind()) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -1,6 +1,4 @@
-"""README.md and docs/: the glossary's words are in the linked notebooks, and pictures are those of
-the notebooks.
-"""
+"""README.md and docs/: the glossary's words are in the notebooks, and pictures are those of the notebooks."""
 
 import re
 from functools import cache
@@ -41,7 +39,7 @@ def test_a_word_of_the_glossary_is_where_its_link_leads(names, meaning, label, l
     assert any(re.search(rf"(?<!\w){pattern}", there, re.I) for pattern in patterns)
 
 
-def test_the_glossary_says_of_every_drop_what_it_shows():
+def test_the_glossary_has_a_word_of_every_drop():
     met = {label for _, _, label, _ in ROWS}
     # 13 and 14 only put together.
     assert met >= {f"{n:02}" for n in range(1, 13)} | {"b1", "b2", "b3", "b4", "b5"}
@@ -52,10 +50,8 @@ def test_pictures_of_readme_and_docs_are_those_of_the_notebooks(name):
     assert (ROOT / "data" / name).read_bytes() == refresh.stored(name), "python -m tools.refresh --pictures"
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name
-)
-def test_no_text_denies_what_the_evidence_has(path):
+@pytest.mark.parametrize("path", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda p: p.name)
+def test_no_text_says_that_no_gpu_has_run_the_course(path):
     """evidence.md reports runs on GPUs, so no text may say that no GPU has run them."""
     assert re.search(r"^Two machines, each with one GPU, have run", text(ROOT / "docs/evidence.md"), re.M)
     assert not re.search(r"\bNo (single )?GPU\b[^.]*\b(has|have) (run|seen|been)", text(path))

@@ -1,4 +1,4 @@
-"""Frames of all threads are read while garbage collection is off."""
+"""`three_axes.lines` reads the frames of all threads while garbage collection is off."""
 
 import forked
 import pytest
@@ -22,6 +22,6 @@ print(gc.isenabled(), gc.disable(), look() and gc.isenabled())
 
 
 @pytest.mark.parametrize("ask", ["_current_frames", "_current_exceptions"])
-def test_who_looks_at_threads_is_never_caught_by_the_collector(ask):
+def test_reading_the_frames_of_all_threads_runs_no_garbage_collection(ask):
     done = forked.python(PROGRAM.replace("ASK", ask), timeout=60)
     assert done.stdout == "True None False\n", done.stderr

@@ -1,4 +1,4 @@
-"""Command lines and files as anybody may give them, and what comes of each.
+"""Random command lines with random files: each must be answered or refused.
 
 A case is a good command line with good files. It may stay good: then it must be answered. Or one thing in it
 is changed to something that is known to be wrong: then it must be refused. Or several things are exchanged
@@ -6,7 +6,7 @@ for strange ones: then it may be answered or refused. None may end in a tracebac
 take more than 10 seconds of a core or 1 GB, control the terminal, or write a script into a page or a formula
 into a spreadsheet.
 
-Each runs in a process of its own, forked when all is imported. More of them: `--hypothesis-profile thorough`.
+Each case runs in a forked process of its own. `--hypothesis-profile thorough` runs more cases.
 """
 
 import copy
@@ -32,15 +32,17 @@ from three_axes.__main__ import main as three_axes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the address space of a process")
 SECONDS, BYTES = 10, 10**9
+# How a case is made (see `cases`): "good" changes nothing; the others name what is made wrong.
 WAYS = ["good", "option", "argument", "value", "field", "file", "strange", "strange"]
 NASTY = "=<script>\x1b[2J\u202e\udc80"  # a name that a terminal, a page or a spreadsheet would obey
+# values that replace an option or a value in a file
 STRANGE = [None, True, 0, -1, 1, 2, 7, 8192, 10**7, 10**8, 10**9, 10**18 - 1, 0.5, 1e30, 1e308, math.nan]
 STRANGE += ["", "x", NASTY, [], {}, [[2]], [7] * 3000]
-# command -> the files that it reads, arguments that it always has, optional arguments
 JOB = "--batch=32 --seq=128 --framework=megatron-lm --precision=fp8 --lora=4 --with=offload"
 PLAN = "--tp=2 --train-tokens=4M --why=1,2,2 --report=page.html"
 LAYOUT = "--dp=2 --tp=2 --pp=2 --microbatch=2 --zero=0 --shard=0 --schedule=gpipe --recompute=full"
 READ = "model.json cluster.json", "model.json --cluster=cluster.json"
+# command -> the files that it reads, arguments that it always has, optional arguments
 COMMANDS = {
     "plan": (READ[0], f"{READ[1]} --gpus=4 --batch=8", f"--gpus=4 {PLAN} {JOB}"),
     "estimate": (*READ, f"{LAYOUT} {JOB} --measured=9s"),
@@ -127,7 +129,8 @@ def cases(draw) -> tuple[list[str], dict, set[int]]:
         inside = places(files[file])
         needed = [at for at, _ in inside if at[-1] in NEEDED]
         if way == "file":
-            files[file] = one(list(NO_FILE)[file.startswith("class") :])  # of a class none is missed
+            # For `class` a missing file is no fault.
+            files[file] = one(list(NO_FILE)[file.startswith("class") :])
         elif way == "field" and needed:
             *at, name = one(needed)
             del reduce(getitem, at, files[file])[name]
@@ -141,7 +144,7 @@ def cases(draw) -> tuple[list[str], dict, set[int]]:
 
 
 def fault(argv: list[str], files: dict, may: set[int], folder: Path) -> str:
-    """What is wrong with its end; "" if nothing is."""
+    """Run a case in `folder`. Returns what is wrong with how it ended, "" if nothing is."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +164,7 @@ def fault(argv: list[str], files: dict, may: set[int], folder: Path) -> str:
     if status not in may or status and not told:
         return f"ends with {status}, and not with {' or '.join(map(str, may))}"
     if not all(c.isprintable() or c in "\n\u2007" for c in told):
-        return "steers the terminal"
+        return "controls the terminal"
     for name, pattern in NOT_WRITTEN.items():
         if (folder / name).exists() and re.search(pattern, (folder / name).read_text()):
             return f"writes {pattern} into {name}"
@@ -169,6 +172,7 @@ def fault(argv: list[str], files: dict, may: set[int], folder: Path) -> str:
 
 
 def _child(argv: list[str], folder: Path) -> None:
+    """In the forked process: run the command under the limits, with its output in the file `told`."""
     code = 3
     try:
         os.chdir(folder)
@@ -194,5 +198,5 @@ def imported():
 
 
 @given(cases())
-def test_whatever_strangers_give_is_answered_or_refused(tmp_path_factory, imported, case):
+def test_any_command_line_and_file_is_answered_or_refused(tmp_path_factory, imported, case):
     assert fault(*case, tmp_path_factory.mktemp("strange")) == ""

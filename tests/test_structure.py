@@ -1,4 +1,4 @@
-"""The shape of the project: the direction of imports, what they must not load, and that its lists agree."""
+"""The structure of the project: which package may import which, and lists that must agree."""
 
 import ast
 import importlib
@@ -26,43 +26,19 @@ from tools import colab
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = {"three_axes": ROOT, "helpers": ROOT, "tools": ROOT, "drops": ROOT / "notebooks"}
 FILES = [file for top, folder in PLACES.items() for file in (folder / top).rglob("*.py")]
-# What each part may import from other parts. `toy` is for learners to read: it imports nothing else.
-TABLES = {
-    "three_axes.table",
-    "three_axes.terminal",
-    "three_axes.files",
-    "three_axes.foreign",
-    "three_axes.doors",
-    "three_axes.checks",
-    "three_axes.lines",
-}
+TABLES = {f"three_axes.{name}" for name in "table terminal files foreign doors checks lines".split()}
 PAPER = {"three_axes.paper", "three_axes.plan"}
-MACHINE = {
-    "three_axes.devices",
-    "three_axes.nccl",
-    "three_axes.pytorch_private",
-    "three_axes.cpython_private",
-}
+MACHINE = {f"three_axes.{name}" for name in "devices nccl pytorch_private cpython_private".split()}
 COUNTED = TABLES | PAPER | MACHINE | {"three_axes.count"}
-COURSE = COUNTED | {
-    "three_axes.trace",
-    "three_axes.ledger",
-    "three_axes.explain",
-    "three_axes.verify",
-    "helpers",
-}
+COURSE = COUNTED | {f"three_axes.{name}" for name in "trace ledger explain verify".split()} | {"helpers"}
+COURSE |= {f"helpers.{part}" for part in "toy emulate ranks draw live train practice".split()}
+# What each part of the project may import from other parts. Learners read `toy`, so it imports nothing else.
 MAY = {
     "three_axes.terminal": {"three_axes.foreign"},
     "three_axes.table": {"three_axes.terminal"},
-    "three_axes.files": set(),
-    "three_axes.foreign": set(),
-    "three_axes.doors": set(),
+    **dict.fromkeys({"three_axes.files", "three_axes.foreign", "three_axes.doors", *MACHINE}, set()),
     "three_axes.checks": {"three_axes.foreign"},
     "three_axes.lines": {"three_axes.files"},
-    "three_axes.devices": set(),
-    "three_axes.nccl": set(),
-    "three_axes.pytorch_private": set(),
-    "three_axes.cpython_private": set(),
     "three_axes.ledger": {"three_axes.pytorch_private"},
     "three_axes.paper": {"three_axes.table", "three_axes.foreign", "three_axes.doors", "three_axes.checks"},
     "three_axes.plan": TABLES | PAPER,
@@ -82,10 +58,8 @@ MAY = {
     "helpers.draw": COUNTED | {"helpers.live"},
     "helpers.train": COUNTED | {"three_axes.trace", "helpers.toy", "helpers.ranks"},
     "helpers.practice": COUNTED | {"helpers.ranks", "helpers.draw", "helpers.live"},
-    "drops": COURSE | {f"helpers.{part}" for part in "toy emulate ranks draw live train practice".split()},
-    "tools": COURSE
-    | {f"helpers.{part}" for part in "toy emulate ranks draw live train practice".split()}
-    | {"drops", "three_axes.__main__"},
+    "drops": COURSE,
+    "tools": COURSE | {"drops", "three_axes.__main__"},
 }
 
 
@@ -130,7 +104,7 @@ def imports(file: Path, nodes: Iterable[ast.AST]) -> set[str]:
 
 
 @pytest.mark.parametrize("part", MAY)
-def test_arrows_run_one_way(part):
+def test_imports_go_in_one_direction(part):
     files = [file for file in FILES if part_of(name_of(file)) == part and "bench" not in file.parts]
     assert files
     for file in files:
@@ -146,37 +120,37 @@ def loads(file: Path) -> set[Path]:
 
 
 def names(file: Path) -> set[Path]:
-    """Files of the helpers that a file names anywhere, also inside functions and for types."""
+    """Files of the helpers that a file imports anywhere, also inside functions and for types."""
     named = imports(file, ast.walk(parsed(file))) & MODULES.keys()
-    return {MODULES[n] for n in named if n.startswith("helpers.") and MODULES[n].name != "__init__.py"} - {
-        file
-    }
+    files = {MODULES[n] for n in named if n.startswith("helpers.") and MODULES[n].name != "__init__.py"}
+    return files - {file}
 
 
-@pytest.mark.parametrize("towards, files", [(loads, FILES), (names, FILES)])
-def test_no_module_needs_itself(towards, files):
+@pytest.mark.parametrize("imported_by", [loads, names])
+def test_no_module_imports_itself_through_others(imported_by):
     open_, done = [], set()
 
     def visit(file):
         assert file not in open_, " -> ".join(str(f.relative_to(ROOT)) for f in [*open_, file])
         if file not in done:
             open_.append(file)
-            for other in towards(file):
+            for other in imported_by(file):
                 visit(other)
             done.add(open_.pop())
 
-    for file in files:
+    for file in FILES:
         visit(file)
 
 
 ROOMS = [f"three_axes.{room}" for room in ("paper", "plan", "count", "verify", "explain", "trace")]
-MOST = 70  # public names of these: a new one needs the place of another
+MOST = 70  # public names of these packages together: a new name replaces another
+# The packages whose __init__.py (their door) exports names of their modules.
 DOORS = ROOMS + [f"helpers.{room}" for room in ("ranks", "draw", "practice", "emulate", "toy")]
 
 
 @cache
 def public(room: str) -> set[tuple[str, str]]:
-    """(module, name) of all public names of a room's door."""
+    """(module, name) of all names that a package's __init__.py exports."""
     shown = set()
     for node in ast.walk(parsed(MODULES[room])):
         if isinstance(node, ast.ImportFrom) and not (node.module or "").endswith("doors"):
@@ -187,17 +161,17 @@ def public(room: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("room", DOORS)
-def test_a_door_has_what_it_shows(room):
+def test_a_package_has_the_names_that_it_exports(room):
     for module, name in public(room):
         shown = getattr(importlib.import_module(room), name)
         if f"{room}.{module}" in MODULES:  # of two modules with the same name the door would have only one
             its = getattr(importlib.import_module(f"{room}.{module}"), name)
-            assert its is shown, f"{room} shows another {name} too"
-        assert not isinstance(shown, ModuleType), f"{name} is the module, and not what it has"
-        assert name in dir(importlib.import_module(room)), "completion by Tab does not know it"
+            assert its is shown, f"{room} exports two things named {name}"
+        assert not isinstance(shown, ModuleType), f"{name} is the module, and not the thing in it"
+        assert name in dir(importlib.import_module(room)), f"completion by Tab does not offer {name}"
 
 
-def test_rooms_show_few_names():
+def test_packages_export_few_names():
     assert sum(len(public(room)) for room in ROOMS) == MOST
 
 
@@ -215,8 +189,8 @@ def sources(part: str) -> Iterable[tuple[str, ast.Module]]:
 
 
 @pytest.mark.parametrize("part", ["helpers", "drops", "tools", "notebooks"])
-def test_who_is_outside_comes_in_by_the_door(part):
-    """Benches use modules inside the planner, as its tests do."""
+def test_other_packages_use_only_exported_names(part):
+    """Benchmarks are not checked: they use modules inside the planner, as its tests do."""
     for name, source in sources(part):
         modules = {}
         for node in ast.walk(source):
@@ -225,15 +199,15 @@ def test_who_is_outside_comes_in_by_the_door(part):
             asked = absolute(node, name.split(".")[:-1])
             if part_of(asked) not in DOORS or part_of(asked) == part_of(name):
                 continue
-            assert asked in DOORS, f"{name}, line {node.lineno}: from the door, {part_of(asked)}"
+            assert asked in DOORS, f"{name}, line {node.lineno}: import from {part_of(asked)}"
             for alias in node.names:
                 if alias.name not in {shown for _, shown in public(asked)}:
-                    assert f"{asked}.{alias.name}" in MODULES, f"{name}: {asked} does not show {alias.name}"
+                    assert f"{asked}.{alias.name}" in MODULES, f"{name}: {asked} does not export {alias.name}"
                     modules[alias.asname or alias.name] = asked, alias.name
         for node in ast.walk(source):
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) in modules:
                 asked, module = modules[node.value.id]
-                assert (module, node.attr) in public(asked), f"{name}: {asked} does not show {node.attr}"
+                assert (module, node.attr) in public(asked), f"{name}: {asked} does not export {node.attr}"
 
 
 PRIVATE = re.compile(
@@ -242,7 +216,7 @@ PRIVATE = re.compile(
 )
 
 
-def test_private_names_of_pytorch_stand_in_one_file():
+def test_private_names_of_pytorch_are_in_one_file():
     for file in FILES:
         if file.name != "pytorch_private.py" and "bench" not in file.parts:
             lines = [line for line in file.read_text().splitlines() if PRIVATE.search(line.split("  #")[0])]
@@ -261,7 +235,7 @@ def test_frames_of_all_threads_are_asked_for_in_one_place():
     """Called without `lines.of_threads`, these can block the process for ever (CPython's issue 106883)."""
     bare = re.compile(r"_current_(?:frames|exceptions)\s*\(")
     for file in [*FILES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "notebooks").rglob("*.ipynb")]:
-        assert not bare.search(file.read_text()), f"{file.relative_to(ROOT)}: ask by lines.of_threads"
+        assert not bare.search(file.read_text()), f"{file.relative_to(ROOT)}: use lines.of_threads"
 
 
 def test_the_first_drop_loads_neither_the_planner_nor_the_trace():
@@ -284,7 +258,7 @@ def test_files_stay_small_enough_to_be_read():
         assert len(file.read_text().splitlines()) <= 650, file
 
 
-def test_an_heirs_path_reaches_the_machine_and_what_is_new_has_few_places():
+def test_the_architecture_page_names_existing_files_and_few_places_for_new_code():
     text = (ROOT / "docs" / "architecture.md").read_text()
     path = text.split("## To learn")[1].split("\n## ")[0]
     files = re.findall(r"^\| \[.*?\]\(\.\./(.*?)\) \|", path, re.M)
@@ -294,7 +268,7 @@ def test_an_heirs_path_reaches_the_machine_and_what_is_new_has_few_places():
     assert len(re.findall(r"^\| ", new, re.M)) - 1 <= 15
 
 
-def names(requirements) -> dict[str, str]:
+def versions(requirements) -> dict[str, str]:
     """'torch>=2.9' -> {'torch': '>=2.9'}"""
     return {m[1].lower(): m[2] for r in requirements if (m := re.match(r"([A-Za-z0-9_.-]+)\s*(.*)", r))}
 
@@ -303,14 +277,14 @@ def test_the_three_lists_of_packages_agree():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     course = [r for r in extras["course"] if r != "three-axes[pages]"]
-    needed = names(project["dependencies"] + course + extras["pages"])
-    conda = names(re.findall(r"^      - (?!-)(\S+)$", (ROOT / "environment.yml").read_text(), re.M))
+    needed = versions(project["dependencies"] + course + extras["pages"])
+    conda = versions(re.findall(r"^      - (?!-)(\S+)$", (ROOT / "environment.yml").read_text(), re.M))
     assert conda == needed
     pinned = re.findall(r"^([a-z0-9_.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.M)
-    for name in needed | names(r for r in extras["test"] if not r.startswith("three-axes")):
+    for name in needed | versions(r for r in extras["test"] if not r.startswith("three-axes")):
         assert name in dict(pinned), f"constraints.txt has no exact version of {name}"
     fetched = re.findall(r'"(\w+)"', re.search(r"NEEDED = (.*)", colab.SETUP)[1])
-    assert fetched and names(fetched).keys() <= needed.keys()
+    assert fetched and versions(fetched).keys() <= needed.keys()
 
 
 def test_every_python_that_is_named_is_admitted():

@@ -38,7 +38,7 @@ class Screen(io.StringIO):
     ],
     ids=lambda command: " ".join(command[:1] + command[-1:]),
 )
-def test_what_is_printed_fits_the_terminal_and_loses_no_word(columns, command, monkeypatch, capsys):
+def test_output_fits_the_terminal_and_loses_no_word(columns, command, monkeypatch, capsys):
     assert main(command) == 0
     whole = capsys.readouterr().out
     monkeypatch.setattr(sys, "stdout", screen := Screen(columns, monkeypatch))
@@ -49,7 +49,7 @@ def test_what_is_printed_fits_the_terminal_and_loses_no_word(columns, command, m
     assert words(written) == words(whole) and "\x1b" not in whole + written
 
 
-def test_without_a_command_all_are_listed(capsys):
+def test_without_a_command_all_commands_are_listed(capsys):
     with pytest.raises(SystemExit) as ended:
         main([])
     listed = capsys.readouterr().out
@@ -62,7 +62,7 @@ def test_a_refusal_fits_the_terminal(monkeypatch):
     assert max(map(len, screen.getvalue().splitlines())) <= 80 < len(screen.getvalue())
 
 
-def test_nothing_is_folded_where_no_terminal_is():
+def test_nothing_is_folded_without_a_terminal():
     table = Table(["layout", "how"], [["DP 4 · TP 8", "a sentence that is longer than any line " * 5]])
     read, write = os.pipe()
     with os.fdopen(read), os.fdopen(write, "w") as pipe, fitted(pipe):
@@ -70,7 +70,7 @@ def test_nothing_is_folded_where_no_terminal_is():
     assert len(repr(table).splitlines()) == 3
 
 
-def test_a_real_terminal_is_one():
+def test_text_is_folded_on_a_real_terminal():
     leader, follower = pytest.importorskip("pty").openpty()
     with os.fdopen(leader), os.fdopen(follower, "w") as screen, fitted(screen):
         assert len(fold("word " * 200).splitlines()) > 1
@@ -93,7 +93,7 @@ def test_help_cuts_no_command(name):
         ("count --wa", "--watch"),
     ],
 )
-def test_the_shell_is_told_what_may_come_next(typed, offered, tmp_path):
+def test_tab_completion_offers_the_next_word(typed, offered, tmp_path):
     asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "told")}
     asked |= {"COMP_LINE": f"three-axes {typed}", "COMP_POINT": str(len(f"three-axes {typed}"))}
     code = "import sys; sys.argv = ['three-axes']; from three_axes.__main__ import command; command()"
@@ -110,7 +110,7 @@ def test_the_shell_is_told_what_may_come_next(typed, offered, tmp_path):
         (["plan", "llama-3-70b"], "the following arguments are required: --gpus"),
     ],
 )
-def test_a_slip_is_answered_in_a_sentence(argv, sentence, capsys):
+def test_a_wrong_command_line_gets_one_sentence(argv, sentence, capsys):
     try:
         main(argv)
     except SystemExit as end:

@@ -1,11 +1,13 @@
-"""Events of a profiler's trace, made by hand."""
+"""Events of a trace of torch.profiler, made by hand."""
 
 
 def x(cat: str, name: str, ts: float, dur: float, tid=7, **args) -> dict:
+    """An event that begins at `ts` and takes `dur`, both in microseconds."""
     return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": tid, "args": args}
 
 
 def nccl(name: str, axis: str, n: int, ts: float, dur: float, tid=20) -> dict:
+    """The kernel of a collective along an axis: `n` numbers in a group of four ranks."""
     arguments = {"Collective name": name, "In msg nelems": n, "Out msg nelems": n, "Group size": 4}
     arguments |= {"dtype": "BFloat16", "Process Group Description": f"mesh_{axis}"}
     return x("kernel", "ncclDevKernel_X", ts, dur, tid, **arguments)

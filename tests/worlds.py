@@ -1,4 +1,4 @@
-"""Worlds that tests share."""
+"""Worlds (groups of processes, one for each rank) that tests share."""
 
 import os
 import random
@@ -46,8 +46,8 @@ def shared(n: int, **how):
 
 
 class Lent:
-    """Replaces `World` in the judges of exercises. A world that no check has harmed, and in which none has
-    made groups, is used again: with a new one for each check, checks would take half as long again.
+    """Replaces `World` where exercises are checked. A world is used again if the check made no groups in it
+    and caused no failure. With a new world for each check, the checks would take half as long again.
     """
 
     def __init__(self, new):
@@ -85,7 +85,7 @@ def groups() -> int:
 
 
 def as_at_first() -> int:
-    """On a rank: remove what a check may leave that another check could notice. Returns `groups()`."""
+    """On a rank: remove a check's variables and set the seeds as on a new rank. Returns `groups()`."""
     import numpy
     import torch
     import torch.distributed as dist

@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 LONG = 0.8  # seconds; a blocked rank is polled five times a second
-ENDS = {}
+ENDS = {}  # name -> program
 
 
 def ends(function):
+    """Add a program to ENDS."""
     return ENDS.setdefault(function.__name__, function)
 
 
@@ -43,6 +44,7 @@ def by(helps):
 
 
 def _meets(helps) -> None:
+    """Ranks 0 and 1 as `by` describes."""
     x = torch.ones(4)
     if dist.get_rank() == 0:
         kept = helps()
@@ -54,14 +56,13 @@ def _meets(helps) -> None:
 
 
 def when_it_has_ended(leaves):
-    """Add a program to ENDS as `by` does. On rank 0 `leaves` gets the future of a collective that rank 1
-    calls late.
-    """
+    """Add a program as `by` does. `leaves` gets the future of a collective that rank 1 calls late."""
     ENDS[leaves.__name__] = functools.partial(_follows, leaves)
     return leaves
 
 
 def _follows(leaves) -> None:
+    """Ranks 0 and 1 as `when_it_has_ended` describes."""
     time.sleep(LONG / 2 if dist.get_rank() == 1 else 0)
     work = dist.all_reduce(torch.ones(4), async_op=True)
     kept = leaves(work.get_future()) if dist.get_rank() == 0 else work.wait()
@@ -181,9 +182,7 @@ def message_to_anybody_and_one_to_be_told_from_it():
 
 @ends
 def views_of_one_buffer():
-    """A receive into one half of a buffer is not finished while a functional collective uses the
-    other half.
-    """
+    """A receive into one half of a buffer ends after a functional collective on the other half."""
     some, x = dist.new_group([0, 2, 3]), torch.zeros(8)
     late = LONG if dist.get_rank() == 2 else 0
     work = dist.irecv(x[4:], 1) if dist.get_rank() == 0 else None
@@ -207,9 +206,7 @@ def limit_of_a_wait():
 
 
 def _fails_in(sets) -> None:
-    """Rank 0 calls a collective of a group that rank 1 does not call, and its limit ends the wait. Then both
-    call a collective of another group.
-    """
+    """A limit ends rank 0's collective, which rank 1 does not call. Then both call another group's."""
     x, group, other = torch.ones(4), dist.new_group([0, 1]), dist.new_group([0, 1])
     if dist.get_rank() < 2:
         dist.all_reduce(x, group=group)
@@ -249,9 +246,7 @@ def limit_that_is_set_later():
 
 @ends
 def connection_that_another_rank_ends():
-    """Rank 0's operation raises when other ranks destroy the group. Then rank 0 continues and sends to rank
-    1.
-    """
+    """Rank 0's operation raises when other ranks destroy the group. Then rank 0 sends to rank 1."""
     group, x = dist.new_group([0, 1, 2, 3]), torch.ones(4)
     if dist.get_rank() == 0:
         with suppress(RuntimeError):

@@ -1,6 +1,4 @@
-"""Programs that hang for ever. For those of HANGS the hang is proven; for those of NOTED only the place of
-each rank is printed.
-"""
+"""Programs that hang for ever: of HANGS that is proven, of NOTED only each rank's place is printed."""
 
 import asyncio
 import queue
@@ -122,6 +120,7 @@ def second_forward_of_ddp():
 
 
 def _loader_and_bar():
+    """A worker of a data loader, and the monitor thread of a progress bar."""
     tqdm.monitor = TMonitor(tqdm, 10)
     kept = iter(torch.utils.data.DataLoader(torch.arange(9), num_workers=1, multiprocessing_context="fork"))
     next(kept)
@@ -150,6 +149,7 @@ BESIDE = {
 
 
 def _ring_beside(begins):
+    """`ring`, while something else runs on the rank."""
     kept = begins()
     ring()
     del kept

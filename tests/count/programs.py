@@ -26,6 +26,8 @@ COLLECTIVES = ("all_reduce", "barrier", "broadcast", "reduce")
 
 
 class Begin(NamedTuple):
+    """A step that starts an operation."""
+
     channel: Channel
     op: str
     root: int  # the root, or the other rank of a message
@@ -33,6 +35,8 @@ class Begin(NamedTuple):
 
 
 class Wait(NamedTuple):
+    """A step that waits for the end of an operation."""
+
     begun: int  # the operation's place among those that this rank has started, from 0
 
 
@@ -41,9 +45,7 @@ Program = list[list[Step]]  # the steps of each rank
 
 
 def random_program(draw: random.Random) -> Program:
-    """A program whose operations mostly match, with some steps moved or removed. If all steps were random,
-    hardly any program would end.
-    """
+    """A program whose operations mostly match: of fully random ones hardly any would end."""
     n = draw.choice([2, 2, 3, 3, 4])
     world = tuple(range(n))
     of_group = {}  # group -> its only collective; with several, ranks would disagree before they are blocked
@@ -219,10 +221,9 @@ def check(program: Program) -> bool:
         if not (proof or nexts or ends):
             # As far as the recorder knows, a receive from any rank might take a send: no proof is possible.
             looks = [model.look(r, state) for r in range(model.n)]
-            channels = [
-                o.channel for look in looks for o in (look.waiting or Waiting(())).operations + look.open
-            ]
-            unlike = any(c.kind == "recv_any" or (any_source(c), c.source) in model.takes for c in channels)
+            lists = [(look.stands or Waiting(())).operations + look.open for look in looks]
+            channels = [operation.channel for operations in lists for operation in operations]
+            unlike = any(c.kind == "recv_any" or (anybodys(c), c.source) in model.takes for c in channels)
             assert unlike, ("not proven", program, state)
         assert not (ends and proof), ("has ended", program, state)
         always &= ends or bool(nexts)
@@ -234,7 +235,7 @@ def check(program: Program) -> bool:
 
 
 def can_run(program: Program) -> bool:
-    """Whether a hang of the program would be proven."""
+    """Whether real ranks can run the program: if it hangs, the hang must be proven."""
     from_anybody = any(isinstance(s, Begin) and s.op == "recv_any" for steps in program for s in steps)
     return not from_anybody or check(program)
 
@@ -264,9 +265,7 @@ def run(program: Program) -> None:
 
 
 def on_ranks(programs: Iterable[Program]) -> list[float]:
-    """Run programs on real ranks. Returns, for each that hangs, the seconds from the last start of an
-    operation to the error.
-    """
+    """Run programs on real ranks. Returns the seconds from the last operation to the error, of each hang."""
     from helpers.ranks.failure import RankError
     from helpers.ranks.world import World
 

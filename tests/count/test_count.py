@@ -1,6 +1,4 @@
-"""Counting a reader's own job: `counting()` inside ranks, and `three_axes count` on a script under
-torchrun.
-"""
+"""Counting the collectives of a job: `counting()` inside ranks, and `three_axes count` on a script."""
 
 import json
 import os
@@ -38,7 +36,7 @@ from three_axes.plan.traffic import calls
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_block_is_counted_and_nothing_beside_it(world):
+def test_a_block_is_counted_and_nothing_outside_it(world):
     def block():
         dist.all_reduce(torch.ones(7))
         with counting() as traffic:
@@ -73,7 +71,7 @@ def test_axes_that_span_all_ranks_keep_their_names(world):
             fully_shard(net, mesh=dp)
             net(torch.ones(2, 64)).sum().backward()
             (functional.all_reduce(torch.ones(50), "sum", tp) + 1).sum()
-            dist.all_reduce(torch.ones(3))  # of which of the two axes it is nobody can tell
+            dist.all_reduce(torch.ones(3))  # both axes have all ranks, so its axis is "world"
         with counting(mesh=dp) as alone:
             dist.all_reduce(torch.ones(3))
         return {(r.op, r.axis): r.payload for r in traffic.ranks[0]}, alone.ranks[0][0].axis
@@ -125,7 +123,7 @@ def test_a_timeline_can_be_saved(world, tmp_path):
     assert len(sent) == 8 and len({e["tid"] % 1000 for e in sent}) == 2  # two spans at once need two rows
 
 
-def test_what_a_rank_keeps_and_counts():
+def test_a_rank_keeps_its_state_and_counts_from_where_it_is_asked():
     with pytest.raises(RuntimeError, match=r"rank_state\(\) is for a function that runs on a rank"):
         rank_state()
 
@@ -273,7 +271,7 @@ def uneven(ends: int) -> tuple:
     )
 
 
-WATCHED = {  # ranks, the script after its first four lines, what is said
+WATCHED = {  # name -> (number of ranks, the script after its first four lines, words that it must print)
     "rank 0 ends first": uneven(0),
     "rank 1 ends first": uneven(1),
     "a rank ends before it is looked at": (
@@ -314,21 +312,22 @@ WATCHED = {  # ranks, the script after its first four lines, what is said
         [],
     ),
 }
+# those that end by themselves
 GO_ON = "a thread runs, so nothing is proven", "a rank is freed by another's end"
 
 
 @pytest.mark.parametrize("name", WATCHED)
-def test_what_is_said_of_a_watched_script_and_what_ends_it(tmp_path, name):
+def test_watch_prints_where_ranks_are_and_ends_a_script_that_hangs(tmp_path, name):
     size, script, said = WATCHED[name]
     begin = "import threading, time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
     (tmp_path / "train.py").write_text(f"{begin}rank = dist.get_rank()\nx = torch.ones(3)\n{script}\n")
     done = counted(tmp_path, "--watch", "--exit", "75", "train.py", ranks=size)
     assert all(words in done.stdout for words in said), done.stdout + done.stderr
     assert (done.returncode == 0) is (name in GO_ON) and ("means nothing" in done.stdout) <= (name in GO_ON)
-    assert done.stdout.count("in this job") == (len(said) > 0), "one block"
+    assert done.stdout.count("in this job") == (len(said) > 0), "all notes are in one block"
 
 
-def test_places_are_told_once_and_again_when_they_change_or_after_a_minute(monkeypatch):
+def test_places_are_printed_once_and_again_when_they_change_or_after_a_minute(monkeypatch):
     clock, said = SimpleNamespace(now=0.0, monotonic=lambda: clock.now), []
     for module in (watch, standstill):
         monkeypatch.setattr(module, "time", clock)
@@ -337,14 +336,14 @@ def test_places_are_told_once_and_again_when_they_change_or_after_a_minute(monke
     watched.stop()
 
     def stays(seconds: int, moves: int, line: int) -> int:
-        """The number of notes so far, after the rank has stayed `seconds` in `line`."""
+        """Let the rank stay `seconds` in `line`. Returns the number of notes so far."""
         for beat in range(seconds):
             watched._judge([State(beat, Snapshot(moves), Line("train.py", line, "step"))])
             clock.now += 1
         return len(said)
 
     assert stays(10, 1, 7) == 1 and "rank 0 began no collective, and is in train.py, line 7" in said[0]
-    assert stays(10, 2, 7) == 1, "a slow step is no news"
+    assert stays(10, 2, 7) == 1, "a rank that moves in the same line gets no second note"
     assert stays(10, 3, 8) == 2 and "line 8" in said[1]
     assert stays(4, 4, 9) == 2 and stays(10, 5, 7) == 2
     clock.now += watch.AGAIN
@@ -356,6 +355,7 @@ MESSAGE = Channel("recv", "0", (0, 1, 2), 1, 0)
 
 
 def waiting_in(channel: Channel) -> State:
+    """A rank that waits in its first operation on a channel."""
     operation = Operation(channel, 1, (0, 1))
     return State(9, Snapshot(1, Waiting((operation,)), begun={channel: Begun(1)}))
 
@@ -363,21 +363,21 @@ def waiting_in(channel: Channel) -> State:
 @pytest.mark.parametrize(
     "channel, gone, frees", [(PAIR, 1, True), (PAIR, 2, False), (MESSAGE, 1, True), (MESSAGE, 2, False)]
 )
-def test_the_end_of_a_process_frees_who_is_in_an_operation_with_it(channel, gone, frees):
-    told = {0: waiting_in(channel), gone: State(9, Snapshot(1, ended=True))}
+def test_the_end_of_a_process_may_free_the_ranks_of_its_operation(channel, gone, frees):
+    told = {0: waiting_in(channel), gone: State(9, Look(1, ended=True))}
     assert may_be_freed(told) is frees
 
 
-def test_what_ranks_bring_to_one_collective_is_held_against_each_other():
-    oldest = {"channel": PAIR, "nth": 3, "signature": "all_reduce of float32[2]"}
-    one = State(1, Snapshot(1), gpu=GpuProgress(12, 2, oldest), begun={PAIR: [(12, "barrier")]})
-    other = State(1, Snapshot(1), begun={PAIR: [(2, "barrier"), (3, "all_reduce of float32[3]")]})
-    (words,) = mismatched({0: one, 1: other})
+def test_unequal_arguments_of_one_collective_are_found():
+    oldest = {"channel": PAIR, "nth": 3, "brought": "all_reduce of float32[2]"}
+    one = State(1, Look(1), ahead=Ahead(12, 2, oldest), begun={PAIR: [(12, "barrier")]})
+    other = State(1, Look(1), begun={PAIR: [(2, "barrier"), (3, "all_reduce of float32[3]")]})
+    (words,) = unlike({0: one, 1: other})
     assert "number 3 of ranks 0 and 1" in words and "rank 1: all_reduce of float32[3]" in words
     assert not [*mismatched({0: one, 1: other._replace(begun={PAIR: other.begun[PAIR][:1]})})]
 
 
-def test_a_report_from_the_store_is_data():
+def test_a_report_from_the_store_holds_only_known_classes():
     (told, missing) = (counter.RankReport(Report(rows=[CollectiveCount("send", "dp")]), rank=1), object())
     store = SimpleNamespace(wait=lambda *_: None, get=lambda rank: pickle.dumps([missing, told][int(rank)]))
     with counting() as traffic:
@@ -387,7 +387,7 @@ def test_a_report_from_the_store_is_data():
     assert traffic._counter.report_of(0, 0) is None, "a class that no report has"
 
 
-def test_what_had_not_ended_is_said():
+def test_collectives_that_had_not_ended_are_mentioned():
     with counting() as traffic:
         pass
     traffic._mine.report.under_way = 3
@@ -395,7 +395,7 @@ def test_what_had_not_ended_is_said():
     assert any(said in sentence for sentence in traffic.between_ranks())
 
 
-def test_of_ranks_that_shared_a_gpu_no_rank_is_said_to_wait():
+def test_no_waiting_is_reported_of_ranks_that_shared_a_gpu():
     with counting() as traffic:
         pass
     traffic.between_ranks()  # gathers the reports of all ranks
@@ -411,7 +411,7 @@ def test_of_ranks_that_shared_a_gpu_no_rank_is_said_to_wait():
 
 
 @pytest.mark.slow
-def test_the_documented_run_is_what_it_says(tmp_path):
+def test_the_documented_run_prints_what_the_manual_shows(tmp_path):
     page = (ROOT / "docs" / "counting.md").read_text()
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.M | re.S)
     for name, kind in (("config.json", "json"), ("train.py", "python")):
@@ -434,7 +434,7 @@ def test_the_documented_run_is_what_it_says(tmp_path):
         (["train.py"], "called no collective in the process that was counted. Ranks that a script starts"),
     ],
 )
-def test_what_cannot_be_counted_is_said(tmp_path, arguments, sentence):
+def test_a_run_that_cannot_be_counted_gets_a_sentence(tmp_path, arguments, sentence):
     (tmp_path / "train.py").write_text("print('nothing')")
     done = counted(tmp_path, *arguments, ranks=1)
     assert sentence in done.stdout + done.stderr and "Traceback" not in done.stderr
@@ -446,10 +446,8 @@ def test_what_cannot_be_counted_is_said(tmp_path, arguments, sentence):
 def as_predicted(job: Job, layout: Layout) -> list[CollectiveCount]:
     """The rows that rank 0 would count if the job called exactly the collectives of the theory."""
     sent = lambda c: algorithmic_bytes(c.op, c.payload, layout.sizes[c.axis])
-    return [
-        CollectiveCount(c.op, c.axis, c.calls, c.payload, sent(c), types={"bfloat16"})
-        for c in calls(job, layout)
-    ]
+    row = lambda c: CollectiveCount(c.op, c.axis, c.calls, c.payload, sent(c), types={"bfloat16"})
+    return [row(c) for c in calls(job, layout)]
 
 
 TITAN = find_framework("torchtitan")
@@ -474,7 +472,7 @@ PIPED = dict(dp=4, pp=2, microbatch=1)
         (dict(dp=8), lambda rows: [*rows, CollectiveCount("all_reduce", "dp", 1, 4, 8)], "agree"),
     ],
 )
-def test_differences_have_words(layout, change, phrase):
+def test_differences_from_the_prediction_are_explained(layout, change, phrase):
     layout = TITAN.layout(**{"microbatch": 4} | layout, zero=3)
     job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=2048, framework=TITAN)
     table, words = against(change(as_predicted(job, layout)), job, layout)
@@ -489,16 +487,15 @@ def units(rows, factor: float):
 
 
 def more(rows, op: str, factor: float, types: str = "bfloat16"):
+    """Multiply the bytes of an operation's rows, and set the type of their numbers."""
     for row in rows:
         if row.op == op:
             row.payload, row.algorithmic, row.types = row.payload * factor, row.algorithmic * factor, {types}
     return rows
 
 
-def test_while_a_graph_is_captured_no_work_is_asked(monkeypatch):
-    """While a CUDA graph is captured, no Work may be asked whether it has completed: that ends the capture
-    with an error.
-    """
+def test_while_a_cuda_graph_is_captured_no_work_is_queried(monkeypatch):
+    """A query whether a Work has completed would end the capture with an error."""
     methods = dict(capture_begin=lambda self, pool: None, capture_end=lambda self: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (), methods))
     asked, is_completed = [], dist.Work.is_completed

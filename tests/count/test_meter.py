@@ -1,5 +1,6 @@
-"""The meter counts the payload exactly, and on the wire the bytes that gloo is known to send. It counts
-collectives from every caller: user code, DDP, FSDP, DTensor."""
+"""The meter counts a collective's payload exactly, and on the wire the bytes that gloo is known to send. It
+counts collectives from every caller: user code, DDP, FSDP, DTensor.
+"""
 
 import sys
 import time
@@ -103,7 +104,7 @@ def test_the_list_forms_count_alike(world):
 
 
 @pytest.mark.parametrize("backward_of", [nullcontext, engine.as_on_a_gpu])
-def test_it_sees_ddp_functional_collectives_and_meshes(world, backward_of):
+def test_ddp_functional_collectives_and_meshes_are_counted(world, backward_of):
     def everything():
         model = DistributedDataParallel(torch.nn.Linear(100, 10))
         with backward_of():
@@ -122,10 +123,8 @@ def test_it_sees_ddp_functional_collectives_and_meshes(world, backward_of):
     assert rows["all_reduce", "ranks 0,2"] == 20
 
 
-def test_a_sparse_gradient_counts_with_its_places(world):
-    """Each rank has two rows of 4 numbers and the index of each row, and gathers those of the other three
-    ranks.
-    """
+def test_a_sparse_gradient_counts_with_its_indices(world):
+    """Each rank has two rows of 4 numbers with their indices, and gathers those of three other ranks."""
 
     def sparse():
         rows = torch.sparse_coo_tensor([[0, dist.get_rank()]], torch.ones(2, 4), (10, 4))
@@ -180,7 +179,7 @@ def test_waiting_is_timed_and_ddps_in_cpp_as_well(world, op):
 
 
 @linux
-def test_who_sent_to_whom(world):
+def test_the_matrix_has_the_bytes_of_each_pair_of_ranks(world):
     world.run(issue, "all_reduce", S)
     for a, row in enumerate(world.traffic.matrix):
         for b, sent in enumerate(row):
@@ -215,7 +214,7 @@ def test_two_ranks_may_have_the_same_port():
 
 
 @linux
-def test_overlapping_kinds_are_not_told_apart_but_the_total_is_known(world):
+def test_bytes_of_overlapping_kinds_are_known_only_in_total(world):
     def overlap():
         time.sleep(0.3 if dist.get_rank() == 3 else 0)  # none of the three can end before all are called
         a = dist.all_reduce(torch.ones(S), async_op=True)
@@ -233,7 +232,7 @@ def test_overlapping_kinds_are_not_told_apart_but_the_total_is_known(world):
 
 
 @pytest.mark.parametrize("waits, forgotten", [(slice(None), 0), (slice(-1, None), 2), (slice(0), 3)])
-def test_who_waits_late_has_waited(world, waits, forgotten):
+def test_a_late_wait_counts_as_a_wait(world, waits, forgotten):
     def in_turn():
         works = []
         for _ in range(3):

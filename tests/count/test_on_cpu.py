@@ -11,14 +11,13 @@ from three_axes.count import on_cpu
 
 
 def test_each_name_that_is_replaced_is_one_of_pytorchs():
-    """Each name that `--cpu` replaces exists in this PyTorch. This is checked here and not when a script
-    runs, because an older PyTorch may lack a name.
-    """
+    """Not checked when a script runs, because an older PyTorch may lack a name."""
     replaced = [(place, name) for place, answers in on_cpu._answers() for name in answers]
     missing = [f"{place.__name__}.{name}" for place, name in replaced if not hasattr(place, name)]
     assert len(replaced) > 50 and missing == []
 
 
+# Scripts as people publish them, each after BEGIN.
 BEGIN = """
 import os, torch, torch.distributed as dist
 from torch import nn
@@ -44,7 +43,7 @@ for x, y in DataLoader(data, batch_size=4, sampler=sampler, **loads):
         on_gpu, y = x.to(local, non_blocking=True), y.cuda(non_blocking=True)
     torch.cuda.current_stream().wait_stream(stream)
     on_gpu.mul_(2)
-    assert not torch.equal(on_gpu, x), "a GPU has a copy"
+    assert not torch.equal(on_gpu, x), "a tensor that goes to a GPU is a copy"
     with torch.autocast(device_type="cuda", dtype=torch.float16):
         loss = nn.functional.mse_loss(model(on_gpu), y)
     scaler.scale(loss).backward()
@@ -166,7 +165,7 @@ def test_a_script_that_names_cuda_is_counted_on_processors(tmp_path, script, row
     told = json.loads((tmp_path / "counted.json").read_text())
     each = {(r["axis"], r["collective"]): r["payload"] for r in told["ranks"][0]["each"]}
     assert each[row] == payload and not any("calls" in said for said in told["between_ranks"])
-    assert ("rank 1, a step" in done.stdout) == (script is PIPELINE), "a stage is a kind of rank"
+    assert ("rank 1, a step" in done.stdout) == (script is PIPELINE), "each stage has its table"
 
 
 @pytest.mark.slow
@@ -180,7 +179,7 @@ def test_a_traceback_begins_with_the_scripts_own_line(tmp_path):
         assert "train.py" in lines[0] and "in fails" in lines[1]
 
 
-def test_what_it_cannot_play_is_refused(tmp_path):
+def test_a_use_of_cuda_that_cpus_cannot_replace_is_refused(tmp_path):
     (tmp_path / "train.py").write_text("import torch\ntorch.cuda.CUDAGraph()")
     done = forked.command("three_axes", "count", "--cpu", "train.py", cwd=tmp_path)
     assert done.returncode and "--cpu has no answer for what this line asks of CUDA" in done.stderr
@@ -194,7 +193,7 @@ def test_what_it_cannot_play_is_refused(tmp_path):
         ("pp=2,tp=2", "is of 4 ranks"),
     ],
 )
-def test_axes_that_are_none_are_refused(tmp_path, axes, sentence):
+def test_wrong_axes_are_refused(tmp_path, axes, sentence):
     (tmp_path / "train.py").write_text("")
     done = forked.command("three_axes", "count", "--axes", axes, "train.py", cwd=tmp_path, ranks=2)
     assert done.returncode == 2 and sentence in done.stderr

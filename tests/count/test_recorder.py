@@ -1,5 +1,5 @@
-"""The recorder without ranks: the tests make the calls that the interposer would make, so every number is
-known.
+"""The recorder of collectives, without ranks. The tests make the calls that the interposer (which replaces
+PyTorch's functions) would make, so every number is known.
 """
 
 import ctypes
@@ -63,16 +63,13 @@ class Wire:
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """The surroundings of the recorder: a clock that the test sets, and an interposer that installs
-    nothing.
-    """
+def around(monkeypatch):
+    """The recorder's surroundings: a clock that the test sets, and an interposer that replaces nothing."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     nothing = lambda one: None
-    interposer = SimpleNamespace(
-        add=nothing, remove=nothing, fabric=None, is_issuing=False, wait_for=Work.wait
-    )
-    interposer.axes, interposer.beside, interposer.is_capturing = SimpleNamespace(), None, False
+    interposer = SimpleNamespace(add=nothing, remove=nothing, fabric=None, wait_for=Work.wait)
+    interposer.axes, interposer.beside = SimpleNamespace(), None
+    interposer.is_issuing = interposer.is_capturing = False
     monkeypatch.setattr(meter, "time", clock)
     monkeypatch.setattr(meter, "interposer", interposer)
     monkeypatch.setattr(wire, "Sockets", Wire)
@@ -81,21 +78,11 @@ def told(monkeypatch):
 
 
 def call(op="all_reduce", axis="dp", root=None, first=(100,), device="cpu", **sizes):
+    """A call of a collective by rank 4 of ranks 4 and 5. first: the shape of its first tensor."""
     tensor = None if first is None else torch.empty(first, device=device)
     sizes = {"payload": 400, "size": 400, "algorithmic": 600} | sizes
-    return Call(
-        op=op,
-        axis=axis,
-        group=GROUP,
-        members=[4, 5],
-        me=0,
-        root=root,
-        **sizes,
-        first=tensor,
-        alone=True,
-        reduces="",
-        tag=0,
-    )
+    group = dict(group=GROUP, members=[4, 5], me=0, alone=True, reduces="", tag=0)
+    return Call(op=op, axis=axis, root=root, first=tensor, **sizes, **group)
 
 
 def issue(recorder, call, work=None, sends=0):
@@ -107,12 +94,12 @@ def issue(recorder, call, work=None, sends=0):
     return work
 
 
-def test_rows_add_up_and_what_overlaps_is_held_at_once(told):
+def test_rows_add_up_and_what_overlaps_is_held_at_once(around):
     recorder = Recorder()
     first = issue(recorder, call(), sends=600)
     second = issue(recorder, call(axis="tp", payload=80, size=100, algorithmic=120), sends=30)
-    assert not recorder.is_idle()
-    told.clock.now = 1.5
+    assert not recorder.calm()
+    around.clock.now = 1.5
     recorder.waited(first, 1.0)
     third = issue(recorder, call(payload=40, size=50, algorithmic=60))
     recorder.waited(third, 1.25)
@@ -129,7 +116,7 @@ def test_rows_add_up_and_what_overlaps_is_held_at_once(told):
     assert report.not_waited == 1, "nobody waited for the second"
 
 
-def test_bytes_belong_to_what_was_alone_under_way(told):
+def test_bytes_belong_to_what_was_alone_under_way(around):
     recorder = Recorder()
     for _ in range(2):
         recorder.waited(issue(recorder, call(), sends=600), 0.0)
@@ -141,7 +128,7 @@ def test_bytes_belong_to_what_was_alone_under_way(told):
     assert report.not_waited == 1
 
 
-def test_the_greeting_of_a_group_is_no_collectives(told):
+def test_bytes_that_form_a_group_belong_to_no_collective(around):
     recorder = Recorder()
     recorder.sockets.hidden = {"greeted": 900}
     recorder.waited(issue(recorder, call(), sends=600), 0.0)
@@ -152,11 +139,12 @@ def test_the_greeting_of_a_group_is_no_collectives(told):
     assert row.wire == 600 and recorder.sockets.hidden
 
 
-def test_what_moves_past_the_operating_system_is_not_known(told):
-    told.interposer.fabric = SimpleNamespace(late=9)  # operations that ended too late on an emulated network
+def test_bytes_that_the_operating_system_does_not_count_are_unknown(around):
+    # An emulated network counts the operations that ended too late.
+    around.interposer.fabric = SimpleNamespace(late=9)
     recorder = Recorder()
-    assert told.interposer.fabric.late == 0
-    told.interposer.fabric.late = 3
+    assert around.interposer.fabric.late == 0
+    around.interposer.fabric.late = 3
     recorder.waited(issue(recorder, call(device="meta"), sends=5), 0.0)
     report = recorder.stop()
     assert report.wire is None and report.rows[0].wire is None and report.late == 3
@@ -167,23 +155,23 @@ def test_what_moves_past_the_operating_system_is_not_known(told):
     assert recorder.stop().rows[0].wire == 5
 
 
-def test_spans_and_streams_are_kept_once_and_up_to_a_number(told):
+def test_spans_and_streams_are_kept_once_and_up_to_a_number(around):
     recorder = Recorder(spans=2)
     for k in range(3):
-        told.clock.now = 10.0 * k + 1  # a start of 0 would be none
+        around.clock.now = 10.0 * k + 1  # a start of 0 would be none
         work = issue(recorder, call(backward=1))
-        told.clock.now += 5
+        around.clock.now += 5
         work.done = True
         recorder.waits(None)
-        recorder.waited_for_ddp(told.clock.now - 3, 1)
-        recorder.waited(work, told.clock.now - 1e-4 / 2)
+        recorder.waited_for_ddp(around.clock.now - 3, 1)
+        recorder.waited(work, around.clock.now - 1e-4 / 2)
     report = recorder.stop()
     assert report.spans == [("wait", "all_reduce dp", start, start + 3) for start in (3, 13)]
     assert report.streams == [("comm", "all_reduce dp", start, start + 5) for start in (1, 11)]
     assert report.rows[0].waited == pytest.approx(9 + 3e-4 / 2) and report.peak_in_flight == 400
 
 
-def test_a_wait_for_a_tensor_is_for_the_first_that_is_under_way(told):
+def test_a_wait_for_a_tensor_is_for_the_first_that_is_under_way(around):
     recorder = Recorder()
     issue(recorder, call("broadcast", root=0), Work(done=True))
     recorder.waits(torch.ones(1))
@@ -191,14 +179,14 @@ def test_a_wait_for_a_tensor_is_for_the_first_that_is_under_way(told):
     issue(recorder, call("all_gather"))
     issue(recorder, call(backward=1))
     recorder.waits(torch.ones(1))
-    told.clock.now = 2.0
+    around.clock.now = 2.0
     recorder.waited_for_tensor(0.5)
     recorder.waited_for_ddp(1.0, 1)
     waited = {row.op: row.waited for row in recorder.rows.values()}
     assert waited == {"broadcast": 0, "all_gather": 1.5, "all_reduce": 1.0}
 
 
-def test_a_tensor_may_be_waited_for_after_its_collective_has_ended(told):
+def test_a_tensor_may_be_waited_for_after_its_collective_has_ended(around):
     recorder, other = Recorder(), torch.ones(1)
     early, late, never = (call(first=(n,)) for n in (1, 2, 3))
     for one in (early, late, never):
@@ -210,7 +198,7 @@ def test_a_tensor_may_be_waited_for_after_its_collective_has_ended(told):
     assert recorder.not_waited() == 2
 
 
-def test_what_is_not_known_of_the_wire_is_never_0(told):
+def test_unknown_bytes_on_the_wire_are_never_0(around):
     recorder = Recorder()
     work = issue(recorder, call(), sends=10)
     assert [row.wire for row in recorder.counted_so_far()] == [None]
@@ -220,14 +208,14 @@ def test_what_is_not_known_of_the_wire_is_never_0(told):
     recorder.waited_for_ddp(0.0, 2)  # a wait of another thread
     assert not recorder.is_idle()
     recorder.waited_for_ddp(0.0, 1)
-    assert [row.wire for row in recorder.counted_so_far()] == [17], "its Work is a moment late"
+    assert [row.wire for row in recorder.counted_so_far()] == [17], "the Work may complete a moment later"
     issue(recorder, call("broadcast", root=0), sends=10)
     report = recorder.stop()
     assert [row.wire for row in report.rows] == [17, None] and report.wire is None
-    assert report.under_way == 1 and report.not_waited == 3, "a bucket is waited for in C++"
+    assert report.under_way == 1 and report.not_waited == 3, "DDP waits for its bucket in C++"
 
 
-def test_it_stands_in_what_it_waits_for(told, monkeypatch):
+def test_a_look_has_the_operations_that_the_rank_waits_for(around, monkeypatch):
     monkeypatch.setattr(threads, "is_in_backward", lambda: True)
     recorder = Recorder()
     of_all = Channel("collective", "of two", (4, 5))
@@ -255,7 +243,7 @@ def test_it_stands_in_what_it_waits_for(told, monkeypatch):
     assert "a limit of less than a minute" in recorder.moves.snapshot().why
 
 
-def test_what_pytorch_refused_has_not_begun(told):
+def test_a_collective_that_pytorch_refused_has_not_begun(around):
     recorder = Recorder()
     of_all = Channel("collective", "of two", (4, 5))
     issue(recorder, call("all_gather"))
@@ -273,10 +261,8 @@ def sleeping_thread_of_c() -> None:
     C.pthread_create(ctypes.byref(ctypes.c_ulong()), None, C.sleep, ctypes.c_void_p(3))
 
 
-def test_what_was_there_before_the_first_line_forbids_no_proof(told):
-    """A thread that exists before the recorder starts does not prevent a proof: neither a Python thread nor a
-    native thread that has the process's name.
-    """
+def test_a_thread_from_before_the_recorder_prevents_no_proof(around):
+    """Neither a Python thread nor a native thread with the process's name prevents a proof."""
     over = threading.Event()
     python = threading.Thread(target=over.wait)
     python.start(), sleeping_thread_of_c()
@@ -335,8 +321,8 @@ def process(*_):
         (handler_of_c, "has a handler of SIGUSR2"),
     ],
 )
-def test_what_has_come_since_forbids_it(begins, why):
-    before, over = threads.Baseline(), threading.Event()
+def test_a_later_thread_timer_handler_or_process_prevents_a_proof(begins, why):
+    before, over = threads.Before(), threading.Event()
     assert before.since() == ""
     ends = begins(over)
     try:
@@ -350,20 +336,20 @@ def test_what_has_come_since_forbids_it(begins, why):
             time.sleep(0.01)
 
 
-def test_the_works_of_a_batch_end_together(told):
+def test_the_works_of_a_batch_end_together(around):
     recorder = Recorder()
     for op in ("send", "recv"):
         issue(recorder, call(op, "pp", root=1), InBatch())
     batch = Work()
     recorder.batch_begun(batch)
-    told.clock.now = 1.0
+    around.clock.now = 1.0
     recorder.waited(batch, 0.0)
     assert [row.waited for row in recorder.rows.values()] == [1.0, 0]
     issue(recorder, call(size=700))
     assert recorder.stop().peak_in_flight == 800 and recorder.is_idle()
 
 
-def test_what_each_brought_is_remembered_up_to_a_number(told):
+def test_the_last_operations_of_each_channel_are_remembered(around):
     recorder = Recorder()
     issue(recorder, call("send", root=1))
     issue(recorder, call("broadcast", root=1))
@@ -383,17 +369,17 @@ def test_what_each_brought_is_remembered_up_to_a_number(told):
     assert begun[of_all].count == moves.KEPT and begun[of_all].signature(moves.KEPT + 1) is None
 
 
-def test_the_box_has_the_last_collective_after_the_process(told):
+def test_the_box_holds_the_last_collective_for_other_processes(around):
     seen = []
     with tempfile.TemporaryFile() as file:
         recorder = Recorder(box=file.fileno())
-        recorder.watch = lambda *told: seen.append(told)
-        told.clock.now = 3.0
+        recorder.watch = lambda *calls: seen.append(calls)
+        around.clock.now = 3.0
         work = issue(recorder, call(first=(2, 50)))
         assert recorder.pending()["op"] == "all_reduce"
         work.done = True
         assert recorder.pending() is None
-        told.interposer.is_issuing = True  # some backends return only after the collective has ended
+        around.interposer.is_issuing = True  # some backends return only after the collective has ended
         assert recorder.pending()["op"] == "all_reduce"
         issue(recorder, call("recv", "pp", root=1, first=(2, 50)))
         text = file.read()
@@ -414,14 +400,14 @@ def test_the_box_has_the_last_collective_after_the_process(told):
         recorder.start()
         file.seek(0)
         assert file.read() == bytes(meter.BOX_BYTES)
-    assert [(told.op, told.root) for (told,) in seen[:2]] == [("all_reduce", None), ("recv", 1)]
+    assert [(made.op, made.root) for (made,) in seen[:2]] == [("all_reduce", None), ("recv", 1)]
 
 
 def test_an_uneven_all_to_all_keeps_its_own_part():
     assert must_send("alltoall_base_", (0, 0, 0, 0, [1, 3]), 8.0, 2, 0, 0) == 6
 
 
-def test_one_that_is_off_counts_nothing(told):
+def test_a_recorder_that_is_off_counts_nothing(around):
     recorder = Recorder(on=False)
     recorder.sockets.hidden = {"greeted": 900}
     recorder.find_connections(GROUP)

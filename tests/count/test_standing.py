@@ -15,34 +15,33 @@ from helpers.ranks.output import View
 from three_axes import lines
 
 pytestmark = pytest.mark.waits
+# Ranks need not import these files.
 cloudpickle.register_pickle_by_value(ending)
 cloudpickle.register_pickle_by_value(hanging)
 
 
 @pytest.mark.parametrize("name", ending.ENDS)
-def test_what_ends_by_itself_is_never_called_hung(world, name, tmp_path):
+def test_a_program_that_ends_by_itself_is_never_called_hung(world, name, tmp_path):
     given = [str(tmp_path)] if name == "group_that_comes_again" else []
     world.run(ending.ENDS[name], *given)
 
 
 @pytest.fixture(scope="module")
 def alone():
-    """A world in which no program of ENDS has run. A thread that such a program left would prevent
-    a proof.
-    """
+    """A world in which no program of ENDS has run: a thread that one left would prevent a proof."""
     with World(4) as made:
         yield made
 
 
 @pytest.mark.parametrize("name", hanging.HANGS)
-def test_what_can_never_go_on_is_proven(alone, name):
+def test_a_program_that_hangs_is_proven_to_hang(alone, name):
     with pytest.raises(RankError) as caught:
         alone.run(hanging.PROGRAMS[name], timeout=8)
     assert caught.value.kind == "deadlock", caught.value
 
 
 @pytest.mark.parametrize("name", hanging.NOTED)
-def test_what_may_be_helped_or_is_not_seen_is_noted_and_not_proven(world, name, monkeypatch):
+def test_a_hang_that_is_not_certain_is_noted_and_not_proven(world, name, monkeypatch):
     notes = []
     monkeypatch.setattr(lines, "STILL", 0.5)
     monkeypatch.setattr(View, "set_places", lambda view, places: notes.append(places))

@@ -1,6 +1,4 @@
-"""Spans of all ranks on one clock, activations that are kept and freed, and the pictures and explorers of
-both.
-"""
+"""Spans of all ranks on one clock, activations that are kept and freed, and pictures of both."""
 
 import time
 

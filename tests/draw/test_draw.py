@@ -1,6 +1,4 @@
-"""Pictures and explorers have the figures of their data, and refuse data that they cannot draw with
-a reason.
-"""
+"""Pictures and explorers (pictures with sliders) show their data, or say why they cannot be drawn."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +13,7 @@ from three_axes.paper import SCHEDULES, Placement, simulation
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, plan
 
 
-def test_no_point_of_a_scaling_picture_lies_below_its_axis():
+def test_no_point_of_a_scaling_picture_is_below_its_axis():
     for lowest in (5.0, 70.5, 76.0, 81.0, 99.0):
         ax = draw.scaling({"strong": [(8, 100.0), (64, lowest)]}, "", "").figure.axes[0]
         assert ax.get_ylim()[0] <= lowest and ax.get_ylim()[1] >= 100
@@ -129,7 +127,7 @@ def test_two_orders_grow_unit_by_unit_and_say_what_they_take_when_they_are_over(
     assert "33" not in orders.picture.alt
     for ax in orders.picture.figure.axes:
         strips = [strip.get_datalim(ax.transData).x1 for strip in ax.collections if strip.get_alpha() == 0.55]
-        assert strips and max(strips) <= 2, "what is held is drawn as far as the time"
+        assert strips and max(strips) <= 2, "held microbatches are drawn up to the time `until`"
         assert ax.get_xticks()[-1] == 33
     orders.set(until=33)
     assert orders.picture.alt == whole

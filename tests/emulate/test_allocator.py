@@ -1,4 +1,4 @@
-"""The caching allocator follows PyTorch's rules; drop 10's run fails because of them."""
+"""The emulated caching allocator follows the rules of PyTorch's, and fragments as drop 10 shows."""
 
 import pytest
 import torch
@@ -50,16 +50,15 @@ def test_empty_segments_go_back_and_one_tensor_keeps_a_whole_one():
     assert (a.retries, a.reserved) == (1, 30 * MIB)
     a.give(2)
     a.take(3, 2 * MIB)  # splits the free segment of 30 MiB
-    with pytest.raises(
-        torch.OutOfMemoryError, match=r"2.10 MB is allocated .* 29.4 MB is reserved .* unalloc"
-    ):
+    sentence = "2.10 MB is allocated .* 29.4 MB is reserved .* unalloc"
+    with pytest.raises(torch.OutOfMemoryError, match=sentence):
         a.take(4, 29 * MIB)
     assert sum(s["total_size"] - s["active_size"] for s in a.at_failure) == 28 * MIB
     a.give(4)  # was never taken
     assert a.allocated == 2 * MIB
 
 
-def test_its_sizes_scale():
+def test_the_allocators_sizes_scale_with_a_unit():
     a = CachingAllocator(1e6, unit=1024)
     a.take(1, 1024)
     assert a.reserved == 2048

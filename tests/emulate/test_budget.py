@@ -1,22 +1,19 @@
-"""Memory budgets that are exceeded: the bytes that count, the rank that gets the error, and the world
-afterwards.
+"""`World(memory=...)` gives each rank a budget of bytes: which tensors count, which rank gets the error, and
+that the world can be used afterwards.
 """
 
 import pytest
 import torch
 import torch.distributed as dist
+import worlds
 
 from helpers import World, toy
 from helpers.ranks.failure import RankError
 
-
-@pytest.fixture(scope="module")
-def tight():
-    with World(2, timeout=20, memory=10e6) as world:
-        yield world
+shared_world = worlds.shared(2, timeout=20, memory=10e6)
 
 
-def test_a_tensor_too_many_is_an_error_of_its_rank(tight):
+def test_a_tensor_too_many_is_an_error_of_its_rank(world):
     def greedy():
         kept = [torch.zeros(1_000_000)]
         if dist.get_rank() == 1:
@@ -25,13 +22,13 @@ def test_a_tensor_too_many_is_an_error_of_its_rank(tight):
 
     told = "rank 1 is out of memory: zeros made it 12.0 MB, and the budget is 10.0 MB"
     with pytest.raises(RankError, match=f"rank 1 raised OutOfMemoryError: {told}") as e:
-        tight.run(greedy)
+        world.run(greedy)
     assert e.value.state_kept
     # The memory of the failed call is free again.
-    assert tight.run(lambda: torch.zeros(2_000_000).numel()) == [2_000_000] * 2
+    assert world.run(lambda: torch.zeros(2_000_000).numel()) == [2_000_000] * 2
 
 
-def test_it_says_what_held_the_memory(tight):
+def test_the_error_says_what_held_the_memory(world):
     def train():
         model = torch.nn.Linear(500, 1000, bias=False)
         optimizer = torch.optim.AdamW(model.parameters())
@@ -40,19 +37,19 @@ def test_it_says_what_held_the_memory(tight):
         torch.zeros(1_000_000)
 
     with pytest.raises(RankError, match=r"Held: parameters 2.00 MB, gradients 2.00 MB, optimizer 4.00 MB"):
-        tight.run(train)
+        world.run(train)
 
 
-def test_freed_memory_counts_no_more(tight):
+def test_freed_memory_counts_no_more(world):
     def many():
         for _ in range(20):
             x = torch.zeros(2_000_000)
             del x
 
-    tight.run(many)
+    world.run(many)
 
 
-def test_views_count_once_and_resized_storage_as_it_is(tight):
+def test_views_count_once_and_resized_storage_as_it_is(world):
     def views():
         x = torch.zeros(2_000_000)
         parts = [x[i:] for i in range(50)]
@@ -60,28 +57,28 @@ def test_views_count_once_and_resized_storage_as_it_is(tight):
         y = torch.zeros(2_000_000)
         return len(parts) + y.numel()
 
-    tight.run(views)
+    world.run(views)
 
 
-def test_backward_is_counted_too(tight):
+def test_backward_is_counted_too(world):
     def deep():
         x = torch.zeros(900_000, requires_grad=True)
         y = x.exp().exp()
         y.sum().backward()
 
     with pytest.raises(RankError, match="out of memory"):
-        tight.run(deep)
+        world.run(deep)
 
 
-def test_the_timeline_has_every_tensor(tight):
+def test_the_timeline_has_every_tensor(world):
     def rise():
         x = torch.zeros(1_000_000)
         y = torch.zeros(1_000_000)
         del x
         return y.sum().item()
 
-    tight.run(rise)
-    assert tight.timeline.peak(0) == pytest.approx(8e6, rel=0.01)
+    world.run(rise)
+    assert world.timeline.peak(0) == pytest.approx(8e6, rel=0.01)
 
 
 def test_a_step_fits_where_its_parts_fit():
@@ -96,6 +93,6 @@ def test_a_step_fits_where_its_parts_fit():
 
 
 @pytest.mark.parametrize("memory", [0, -1, "1 GB", True])
-def test_what_is_no_budget_is_refused(memory):
+def test_an_invalid_budget_is_refused(memory):
     with pytest.raises(ValueError, match="bytes of tensors that each rank may hold"):
         World(2, memory=memory)

@@ -1,4 +1,4 @@
-"""The emulated network takes the theory's time, orders operations on a shared line, and can be stopped."""
+"""`World(fabric=...)` emulates a network: operations take the time of the theory and can be stopped."""
 
 import time
 from dataclasses import replace
@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+import worlds
 
 from helpers import World, toy
 from helpers.emulate import networks
@@ -18,20 +19,14 @@ from three_axes.paper.schedules import gpipe
 
 pytestmark = pytest.mark.waits
 
+# Nodes of 4 ranks; bytes/s inside a node and between nodes, and seconds of latency.
 SLOW = replace(networks.nodes("two slow nodes", 4, 5e6, 1e6, 5e-3), intra_node_latency=1e-3)
-
-
-@pytest.fixture(scope="module")
-def eight():
-    with World(8, timeout=20, fabric=SLOW) as world:
-        yield world
+shared_world = worlds.shared(8, many=1000, timeout=20, fabric=SLOW)
 
 
 def best(world, fn, *args, enough=0.0):
-    """Seconds of the shortest of some runs. A run takes as long as its slowest rank. The shortest is taken
-    because a busy machine can only add time.
-
-    Runs are repeated only until one is shorter than `enough`.
+    """Seconds of the shortest of at most ten runs, because a busy machine only adds time. A run takes as long
+    as its slowest rank. A run that is shorter than `enough` is the last.
     """
     least = float("inf")
     for _ in range(10):
@@ -56,6 +51,7 @@ def seconds(run, group=None):
 
 
 def timed(op, elements, members):
+    """On a rank: the seconds of a collective among `members`."""
     group = dist.new_group(members) if len(members) < 8 else None
     rank, x = dist.get_rank(), torch.ones(elements)
     parts = [torch.ones(elements // len(members)) for _ in members]
@@ -73,14 +69,14 @@ def timed(op, elements, members):
 
 @pytest.mark.parametrize("members", [[0, 1, 2, 3], list(range(8)), [0, 4], [1, 2]], ids=str)
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"])
-def test_a_collective_takes_what_the_theory_says(eight, op, members):
+def test_a_collective_takes_what_the_theory_says(world, op, members):
     if op == "send":
         members = members[:2]
     elements = 50_000
-    takes(eight, hop_by_hop(op, 4 * elements, tuple(members), SLOW), timed, op, elements, members)
+    takes(world, hop_by_hop(op, 4 * elements, tuple(members), SLOW), timed, op, elements, members)
 
 
-def test_two_at_once_share_the_line(eight):
+def test_two_at_once_share_the_line(world):
     def both():
         groups = [dist.group.WORLD, dist.new_group(list(range(8)))]
 
@@ -91,10 +87,10 @@ def test_two_at_once_share_the_line(eight):
 
         return seconds(run)
 
-    takes(eight, 2 * hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW), both)
+    takes(world, 2 * hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW), both)
 
 
-def test_it_begins_when_the_last_has_come(eight):
+def test_a_collective_begins_when_the_last_rank_has_come(world):
     def late():
         def run():
             time.sleep(0.1 if dist.get_rank() == 3 else 0)
@@ -102,10 +98,10 @@ def test_it_begins_when_the_last_has_come(eight):
 
         return seconds(run)
 
-    takes(eight, 0.1 + hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW), late)
+    takes(world, 0.1 + hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW), late)
 
 
-def test_what_waits_meanwhile_can_compute(eight):
+def test_a_rank_can_compute_while_a_collective_runs(world):
     def overlapped():
         def run():
             work = dist.all_reduce(torch.ones(50_000), async_op=True)
@@ -114,10 +110,10 @@ def test_what_waits_meanwhile_can_compute(eight):
 
         return seconds(run)
 
-    takes(eight, max(0.1, hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW)), overlapped)
+    takes(world, max(0.1, hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW)), overlapped)
 
 
-def test_values_and_bytes_are_real(eight):
+def test_values_and_bytes_are_real(world):
     def work():
         x = torch.full((1000,), float(dist.get_rank()))
         dist.all_reduce(x)
@@ -125,11 +121,11 @@ def test_values_and_bytes_are_real(eight):
         ddp(torch.ones(2, 100)).sum().backward()
         return x[0].item()
 
-    assert eight.run(work) == [28.0] * 8
-    assert eight.traffic.wire[0] is None or eight.traffic.wire[0] > 2 * 7 / 8 * 40_000
+    assert world.run(work) == [28.0] * 8
+    assert world.traffic.wire[0] is None or world.traffic.wire[0] > 2 * 7 / 8 * 40_000
 
 
-def test_ddp_and_fsdp_feel_it(eight):
+def test_ddp_and_fsdp_are_held_back(world):
     def step(kind):
         model = torch.nn.Linear(200, 100, bias=False)
         if kind == "ddp":
@@ -144,16 +140,14 @@ def test_ddp_and_fsdp_feel_it(eight):
         run(), run()  # DDP rebuilds its buckets after the first
         return seconds(run)
 
-    takes(eight, hop_by_hop("all_reduce", 80_000, tuple(range(8)), SLOW), step, "ddp", rel=0.2)
+    takes(world, hop_by_hop("all_reduce", 80_000, tuple(range(8)), SLOW), step, "ddp", rel=0.2)
     least = 0.9 * hop_by_hop("reduce_scatter", 80_000, tuple(range(8)), SLOW)
-    assert best(eight, step, "fsdp", enough=1) > least
+    assert best(world, step, "fsdp", enough=1) > least
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_stop_does_not_wait_for_it(eight, begun):
-    """When a rank raises, the world stops without waiting for a delayed operation. This holds also if all
-    ranks have started the operation (`begun`).
-    """
+def test_a_stop_does_not_wait_for_a_delayed_operation(world, begun):
+    """This holds also if all ranks have started the delayed operation (`begun`)."""
 
     def hang():
         if dist.get_rank() == 5 and not begun:
@@ -167,14 +161,14 @@ def test_a_stop_does_not_wait_for_it(eight, begun):
 
     start = time.monotonic()
     with pytest.raises(RankError, match="stop here"):
-        eight.run(hang)
+        world.run(hang)
     assert time.monotonic() - start < 3
-    assert eight.run(lambda: dist.get_rank()) == list(range(8))
+    assert world.run(lambda: dist.get_rank()) == list(range(8))
     expected = hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW)
-    takes(eight, expected, timed, "all_reduce", 50_000, list(range(8)))
+    takes(world, expected, timed, "all_reduce", 50_000, list(range(8)))
 
 
-def test_a_pipeline_of_stand_ins_keeps_its_schedule_on_it(eight):
+def test_a_pipeline_of_stand_ins_takes_what_its_schedule_says(world):
     def step():
         group = dist.new_group([0, 1])
         if dist.get_rank() > 1:
@@ -184,21 +178,21 @@ def test_a_pipeline_of_stand_ins_keeps_its_schedule_on_it(eight):
         return seconds(lambda: toy.run_schedule(chunks, ops, [0, 1], *batch, group), group)
 
     send = hop_by_hop("send", 2 * 8 * 256 * 4, (0, 1), SLOW)
-    takes(eight, 2 * (3 * 0.02 + send), step, rel=0.2)
+    takes(world, 2 * (3 * 0.02 + send), step, rel=0.2)
 
 
-def test_what_is_no_fabric_is_refused():
+def test_an_invalid_fabric_is_refused():
     with pytest.raises(TypeError, match="a fabric is a three_axes.plan.Network"):
         World(2, fabric="fast")
     with pytest.raises(TypeError, match="needs counted=True"):
         World(2, fabric=SLOW, counted=False)
 
 
-def test_it_says_that_it_is_emulated(eight):
-    assert "on an emulated network (two slow nodes, 4 ranks to a node)" in repr(eight)
+def test_a_world_says_that_its_network_is_emulated(world):
+    assert "on an emulated network (two slow nodes, 4 ranks to a node)" in repr(world)
 
 
-def test_who_waits_inside_cpp_hears_of_a_failure_too(eight):
+def test_a_rank_that_waits_in_cpp_is_stopped_by_a_failure(world):
     def functional():
         import torch.distributed._functional_collectives as fc
 
@@ -210,11 +204,11 @@ def test_who_waits_inside_cpp_hears_of_a_failure_too(eight):
         return x
 
     with pytest.raises(RankError, match="rank 1 raised ValueError: the one at fault"):
-        eight.run(functional)
-    assert eight.run(lambda: "went_on" in globals()) == [False] * 8
+        world.run(functional)
+    assert world.run(lambda: "went_on" in globals()) == [False] * 8
 
 
-def test_code_that_catches_everything_keeps_its_rank(eight):
+def test_code_that_catches_everything_keeps_its_rank(world):
     def stubborn():
         if dist.get_rank() == 0:
             raise ValueError("stop")
@@ -224,13 +218,13 @@ def test_code_that_catches_everything_keeps_its_rank(eight):
             except RuntimeError:
                 time.sleep(0.02)
 
-    eight.push(kept=7)
+    world.push(kept=7)
     with pytest.raises(RankError, match="stop"):
-        eight.run(stubborn)
-    assert eight.pull("kept") == [7] * 8
+        world.run(stubborn)
+    assert world.pull("kept") == [7] * 8
 
 
-def test_a_sender_sends_one_thing_at_a_time(eight):
+def test_a_sender_sends_one_thing_at_a_time(world):
     def fan():
         rank, x = dist.get_rank(), torch.ones(50_000)
         dist.barrier()
@@ -243,7 +237,7 @@ def test_a_sender_sends_one_thing_at_a_time(eight):
         return start, time.monotonic()
 
     def arrivals():
-        ran = eight.run(fan)
+        ran = world.run(fan)
         sent = ran[0][0]  # not the receiver's start: a late receiver waits less
         return [end - sent for _, end in ran[1:4]]
 
@@ -251,7 +245,7 @@ def test_a_sender_sends_one_thing_at_a_time(eight):
     assert shortest(arrivals, sum) == pytest.approx([one, 2 * one, 3 * one], rel=0.3)
 
 
-def test_a_receive_from_anybody_works(eight):
+def test_a_receive_from_anybody_works(world):
     def anybody():
         x = torch.zeros(1)
         if dist.get_rank() == 0:
@@ -259,11 +253,11 @@ def test_a_receive_from_anybody_works(eight):
         if dist.get_rank() == 3:
             dist.send(x + 1, 0)
 
-    assert eight.run(anybody)[0] == 4
+    assert world.run(anybody)[0] == 4
 
 
 @pytest.mark.slow
-def test_many_groups_leave_no_threads(eight):
+def test_many_groups_leave_no_threads(world):
     def groups():
         import threading
 
@@ -273,8 +267,8 @@ def test_many_groups_leave_no_threads(eight):
             dist.destroy_process_group(group)
         return threading.active_count()
 
-    eight.run(groups)
-    assert max(eight.run(groups)) < 60
+    world.run(groups)
+    assert max(world.run(groups)) < 60
 
 
 @pytest.mark.parametrize(
@@ -287,11 +281,11 @@ def test_many_groups_leave_no_threads(eight):
         ([(3.0, 10.0), (0.0, 10.0)], [4.0, 1.0]),
     ],
 )
-def test_what_passes_an_uplink_at_once_shares_it(passing, ends):
+def test_messages_share_an_uplink(passing, ends):
     assert ends_of(passing, 10.0) == pytest.approx(ends)
 
 
-def test_what_leaves_a_node():
+def test_bytes_that_leave_a_node():
     assert leaving("all_reduce", 8.0, [0, 4], SLOW) == {0: 8.0, 1: 8.0}
     assert leaving("all_reduce", 8.0, range(8), SLOW) == {0: 14.0, 1: 14.0}
     assert leaving("all_to_all", 8.0, range(8), SLOW) == {0: 16.0, 1: 16.0}

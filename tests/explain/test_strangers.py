@@ -1,7 +1,6 @@
-"""Files from unknown sources: each invalid one gets one sentence, and no name reaches the terminal
-unescaped.
-"""
+"""Traces and JSON files from unknown sources: an invalid file gets one sentence."""
 
+import gzip
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from three_axes.foreign import Unreadable, plain, read_json
 
 HUGE = 10**400
 DEEP = "[" * 100_000
+BY_HAND = json.dumps({"traceEvents": by_hand()}).encode()
 
 
 @pytest.mark.parametrize(
@@ -35,30 +35,40 @@ DEEP = "[" * 100_000
         ({"dur": 0}, "has nothing that took time"),
         ({"ts": 0, "name": "\x1b[31m" * 100, "dur": "x"}, "its event �[31m"),
         (DEEP, "is nested too deeply"),
+        (b"", "trace.json is empty"),
+        (b"\x1f\x8b\x08\x00", "trace.json ends too early or is damaged"),
+        (gzip.compress(BY_HAND)[:-200], "trace.json ends too early or is damaged"),
+        (BY_HAND[:-500], "trace.json ends in the middle of an event"),
+        (b'{"a": 1}', "trace.json is no trace of torch.profiler"),
+        (b"step,loss\n1,2\n", "trace.json is no trace of torch.profiler"),
+        (b"\xff\xfe\x00binary", "trace.json is no text"),
+        (b'{"traceEvents": []}', "trace.json has no kernels and no operators"),
+        (
+            b'{"traceEvents": [1, "x", null, {"ph": "X"}, {"ph": "X", "ts": "?"}]}',
+            "trace.json has no kernels",
+        ),
         ("1" * 5000, "has no kernels" if sys.version_info < (3, 11) else "a number of thousands of digits"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_sentence(tmp_path, capsys, change, sentence):
-    event = change if isinstance(change, str) else json.dumps(x("kernel", "gemm", 0, 10) | change)
+def test_an_invalid_trace_is_refused_in_one_sentence(tmp_path, capsys, change, sentence):
+    """change: the file's bytes, the text of its only event, or changed fields of this event."""
+    event = json.dumps(x("kernel", "gemm", 0, 10) | change) if isinstance(change, dict) else change
     file = tmp_path / "trace.json"
-    file.write_text(f'{{"traceEvents": [{event}]}}')
+    file.write_bytes(change if isinstance(change, bytes) else f'{{"traceEvents": [{event}]}}'.encode())
     assert main(["explain", str(file)]) == 2
     error = capsys.readouterr().err
     assert sentence in error and len(error.splitlines()) == 1 and error.rstrip("\n").isprintable()
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path, capsys):
+def test_a_path_that_is_no_file_is_refused_at_once(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
-    for name, sentence in (
-        ("", "no .json and no .json.gz"),
-        ("pipe", "a pipe or a device"),
-        ("no", "no: No such file"),
-    ):
+    said = {"": "no .json and no .json.gz", "pipe": "a pipe or a device", "no": "no: No such file"}
+    for name, sentence in said.items():
         assert main(["explain", str(tmp_path / name), "--json"]) == 2
         assert sentence in capsys.readouterr().err
 
 
-def test_names_of_a_trace_do_not_steer_the_terminal(tmp_path, capsys):
+def test_names_in_a_trace_do_not_control_the_terminal(tmp_path, capsys):
     file = tmp_path / "trace.json"
     sent = nccl("allreduce", "\x1b[2Jtp\n", 1000, 0, 50)
     file.write_text(json.dumps([sent, x("kernel", "gemm", 50, 10)]))
@@ -67,7 +77,7 @@ def test_names_of_a_trace_do_not_steer_the_terminal(tmp_path, capsys):
     assert "exposed �[2Jtp�" in printed and "\x1b" not in printed
 
 
-def test_who_reads_a_part_only_is_left_in_peace(tmp_path, monkeypatch):
+def test_a_closed_pipe_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "trace.json").write_text(json.dumps(by_hand()))
     read, write = os.pipe()
     os.close(read)
@@ -80,8 +90,8 @@ STRANGE = st.sampled_from([None, True, -1, 0, 2**70, HUGE, math.nan, "", "x", []
 
 
 @given(st.lists(st.tuples(st.integers(0, 17), st.integers(0, 20), STRANGE), min_size=1, max_size=4), STRANGE)
-def test_whatever_stands_in_a_trace_it_is_explained_or_refused(tmp_path_factory, changes, beside):
-    """An event, one of its fields or arguments, and what stands there instead."""
+def test_a_trace_with_any_values_is_explained_or_refused(tmp_path_factory, changes, beside):
+    """changes: the number of an event, the place of one of its fields or arguments, and the new value."""
     events = by_hand()
     for number, place, value in changes:
         event = events[number % len(events)]
@@ -107,7 +117,7 @@ def test_whatever_stands_in_a_trace_it_is_explained_or_refused(tmp_path_factory,
     ],
     ids=str.split("syntax encoding digits overflow nan deep deeper large"),
 )
-def test_a_json_file_that_cannot_be_is_refused(tmp_path, monkeypatch, content, sentence):
+def test_an_invalid_json_file_is_refused(tmp_path, monkeypatch, content, sentence):
     file = tmp_path / "given.json"
     if content[:1] == " ":
         monkeypatch.setattr(foreign, "LARGEST", 1000)

@@ -1,4 +1,4 @@
-"""What a trace does not contain is not guessed: launches, kernels, steps, and ranks that are missing."""
+"""`three_axes explain` does not guess what a trace lacks: launches, names of kernels, steps, or ranks."""
 
 import json
 from pathlib import Path
@@ -14,55 +14,44 @@ from three_axes.table import ranks
 
 
 def explained(folder: Path, events: list[dict], rank: int = 0, **beside) -> Explained:
+    """What `explain` finds in a trace with these events."""
     return explain([write(folder, events, rank, **beside)])
 
 
 def write(folder: Path, events: list[dict], rank: int = 0, **beside) -> str:
+    """Write a rank's trace. beside: further keys of the file. Returns its path."""
     file = folder / f"rank{rank}.json"
     file.write_text(json.dumps({"distributedInfo": {"rank": rank}, **beside, "traceEvents": events}))
     return str(file)
 
 
-def launched(
-    i: int, at: float, start: float, lasts: float, name: str = "gemm", call: float = 5
-) -> list[dict]:
+def launched(i: int, at: float, start: float, lasts: float, name="gemm", call=5.0) -> list[dict]:
     """A kernel, and the host's call that launched it."""
     launch = x("cuda_runtime", "cudaLaunchKernel", at, call, 1, correlation=i)
     return [launch, x("kernel", name, start, lasts, 7, correlation=i)]
 
 
 def marked(lasts: float, n: int = 1) -> list[dict]:
+    """The profiler's marks of n steps."""
     return [x("user_annotation", f"ProfilerStep#{i}", i * lasts, lasts, 1) for i in range(n)]
 
 
 def test_a_trace_of_older_words_is_read(tmp_path):
     """PyTorch 1.8 wrote Kernel, Memcpy, Runtime and Operator, and the loader's range as an operator."""
+    begun = lambda kind, name, i, *when: x(kind, name, *when, correlation=i)
+    host = lambda kind, name, i, *when: x(kind, name, *when, "1", correlation=i)
     events = [
         x("Operator", "ProfilerStep#1", 0, 1000, "1"),
         x("Operator", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 400, "1"),
-        *(
-            x("Runtime", "cudaMemcpyAsync", 405, 20, "1", correlation=1),
-            x("Memcpy", "Memcpy HtoD", 410, 50, correlation=1),
-        ),
-        *(
-            x("Runtime", "cudaLaunchKernel", 455, 5, "1", correlation=2),
-            x("Kernel", "gemm", 460, 340, correlation=2),
-        ),
+        *(host("Runtime", "cudaMemcpyAsync", 1, 405, 20), begun("Memcpy", "Memcpy HtoD", 1, 410, 50)),
+        *(host("Runtime", "cudaLaunchKernel", 2, 455, 5), begun("Kernel", "gemm", 2, 460, 340)),
         x("Operator", "Optimizer.step#SGD.step", 500, 100, "1"),
-        *(
-            x("Runtime", "cudaLaunchKernel", 550, 5, "1", correlation=3),
-            x("Kernel", "gemm", 800, 200, correlation=3),
-        ),
+        *(host("Runtime", "cudaLaunchKernel", 3, 550, 5), begun("Kernel", "gemm", 3, 800, 200)),
     ]
     made = explained(tmp_path, events)
     parts = {part: round(1e6 * s) for part, s in made.splits[0].parts.items() if s}
-    assert parts == {
-        "compute": 340,
-        "optimizer": 200,
-        "copies": 50,
-        "waiting for data": 400,
-        "waiting for Python": 10,
-    }
+    waiting = {"waiting for data": 400, "waiting for Python": 10}
+    assert parts == dict(compute=340, optimizer=200, copies=50) | waiting
     assert "the loader has no batch ready" in made.advice[0].text
 
 
@@ -83,14 +72,14 @@ def test_idle_has_no_cause_where_launches_are_missing(tmp_path):
         (300, "what it waits for is not in the trace"),
     ],
 )
-def test_idle_behind_a_launch_is_told_by_its_length(tmp_path, gap, said):
+def test_idle_time_after_a_launch_is_explained_by_its_length(tmp_path, gap, said):
     events = [e for i in range(10) for e in launched(i, 2 * i - 100, (100 + gap) * i, 100, call=1)]
     made = explained(tmp_path, events)
     assert made.splits[0].parts["idle"] == pytest.approx(9 * gap / 1e6)
     assert said in made.advice[0].text and "synchronisation" not in repr(made)
 
 
-def test_a_long_call_of_cuda_is_not_pythons(tmp_path):
+def test_a_long_call_of_cuda_is_not_counted_as_python(tmp_path):
     events = launched(1, 0, 10, 1000)
     events += [x("cuda_runtime", "cudaMalloc", 1100, 5000, 1, correlation=2), *launched(3, 6200, 6210, 1000)]
     made = explained(tmp_path, events)
@@ -108,16 +97,8 @@ def test_a_long_call_of_cuda_is_not_pythons(tmp_path):
         ("void deep_ep::internode_ll::dispatch<true, 7168>(void*)", COMMUNICATES, "dispatch"),
         ("void dpsk::ep::internode::cached_notify<false>(int, int)", COMMUNICATES, "notify"),
         ("void dpsk::ep::cuda::get_dispatch_layout<256, 32, 8>(long const*)", UNRECOGNISED, ""),
-        (
-            "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*)",
-            COMMUNICATES,
-            "all_reduce",
-        ),
-        (
-            "void (anonymous namespace)::one_shot_all_reduce_kernel<float, 16, 8>(float**)",
-            COMMUNICATES,
-            "all_reduce",
-        ),
+        ("void vllm::cross_device_reduce_1stage<half, 8>(vllm::RankData*)", COMMUNICATES, "all_reduce"),
+        ("void (anonymous namespace)::one_shot_all_reduce_kernel<f, 16, 8>(f**)", COMMUNICATES, "all_reduce"),
         (
             "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<1>()",
             COMMUNICATES,
@@ -151,8 +132,8 @@ def test_every_name_has_its_source():
         assert not row["operation"] or row["does"] == COMMUNICATES
 
 
-def test_what_is_not_recognised_has_a_row(tmp_path):
-    """Of 1,000 µs a stranger takes 200, of which 100 beside a collective; another takes less than 1 %."""
+def test_kernels_that_are_not_recognised_have_a_row(tmp_path):
+    """Of 1,000 µs an unknown kernel takes 200, half of them beside a collective; another takes 9."""
     events = marked(1000) + launched(1, 0, 0, 500)
     events += launched(2, 5, 500, 200, "void secret::exchange<8>(int*)")
     events += launched(3, 6, 700, 9, "void secret::small(int*)") + [nccl("allreduce", "dp", 100, 600, 200)]
@@ -183,11 +164,8 @@ def test_copies_between_gpus_are_no_copies_within_one(tmp_path):
 
 
 def test_gloo_beside_a_gpu_is_communication(tmp_path):
-    events = [
-        *launched(1, 0, 10, 100),
-        x("user_annotation", "gloo:all_reduce", 150, 500, 2),
-        *launched(2, 660, 670, 30),
-    ]
+    gloo = x("user_annotation", "gloo:all_reduce", 150, 500, 2)
+    events = [*launched(1, 0, 10, 100), gloo, *launched(2, 660, 670, 30)]
     parts = explained(tmp_path, events).splits[0].parts
     assert parts["exposed group not said"] == pytest.approx(500e-6)
 
@@ -224,7 +202,7 @@ def test_advice_has_the_figure_of_its_row(tmp_path):
     assert one.seconds == pytest.approx(150e-6)
 
 
-def test_a_bubble_is_not_told_twice(tmp_path):
+def test_a_bubble_is_not_counted_twice(tmp_path):
     sent = [nccl("send", "pp", 500, 600, 50), nccl("send", "pp", 500, 700, 250)]
     made = explained(tmp_path, marked(1000) + launched(1, 0, 0, 600) + sent)
     assert [round(1e6 * a.seconds) for a in made.advice if "waiting" not in a.text][:2] == [200, 100]
@@ -240,13 +218,13 @@ def test_calls_are_of_a_step_only_where_steps_are_known(tmp_path):
     assert "calls a step" in repr(within) and "36 a step of 2.00 kB" in repr(within)
 
 
-def test_many_small_messages_are_told_only_where_they_take_the_time(tmp_path):
+def test_advice_on_small_messages_is_given_only_where_they_take_the_time(tmp_path):
     sent = [nccl("allreduce", "dp", 1000, 600 + i, 0.5) for i in range(40)]
     sent += [nccl("allreduce", "dp", 10**8, 650 + 100 * i, 100) for i in range(3)]
     assert "join them" not in repr(explained(tmp_path, marked(1000) + launched(1, 0, 0, 600) + sent))
 
 
-def test_there_is_nothing_to_hide_under(tmp_path):
+def test_advice_says_if_no_computation_can_hide_a_collective(tmp_path):
     events = marked(1000) + launched(1, 0, 0, 3) + [nccl("all_gather", "dp", 10**6, 3, 990)]
     text = explained(tmp_path, events).advice[0].text
     assert "there is nothing to hide it under, for only 0.0 of 1.0 ms are computed" in text
@@ -270,7 +248,7 @@ def test_a_difference_below_a_hundredth_makes_no_rank_the_slowest(tmp_path):
     assert not any("works longer" in advice.text for advice in strange.advice)
 
 
-def test_nobody_is_told_to_wait_in_an_all_to_all(tmp_path):
+def test_no_waiting_is_reported_in_an_all_to_all(tmp_path):
     def of(rank: int, op: str) -> list[dict]:
         sent = nccl(op, "ep", 1000, 100, 300 if rank else 50)
         sent["args"]["Process Group Name"] = "7"
@@ -296,13 +274,13 @@ def test_graphs_are_not_advised_where_they_are_used(tmp_path):
     assert "CUDA graphs" not in repr(explained(tmp_path, apart + late + graph))
 
 
-def test_what_is_not_recognised_may_hide_a_collective(tmp_path):
+def test_kernels_that_are_not_recognised_may_hide_a_collective(tmp_path):
     sent = nccl("all_gather", "dp", 10**6, 500, 500)
     text = explained(tmp_path, marked(1000) + launched(1, 0, 0, 500, "_fwd_kernel") + [sent]).advice[0].text
     assert "nothing to hide" not in text
 
 
-def test_several_gpus_of_one_process_are_not_told_apart(tmp_path):
+def test_several_gpus_of_one_process_are_not_separated(tmp_path):
     kernels = [x("kernel", "gemm", 0, 100) | {"pid": gpu} for gpu in (0, 1)]
     shown = repr(explained(tmp_path, kernels))
     assert "not known: what each of the 2 GPUs of rank 0 did" in shown
@@ -319,13 +297,12 @@ def test_several_gpus_of_one_process_are_not_told_apart(tmp_path):
         (["a_12.345.pt.trace.json", "a_13.345.pt.trace.json"], [0, 1], False),
     ],
 )
-def test_where_ranks_may_have_shared_a_gpu_that_is_said(tmp_path, names, gpus, doubt):
+def test_a_gpu_that_ranks_may_have_shared_is_mentioned(tmp_path, names, gpus, doubt):
     """The file's name is what `tensorboard_trace_handler` gives it."""
     files = []
     for rank, (name, gpu) in enumerate(zip(names, gpus)):
         told = {"distributedInfo": {"rank": rank, "world_size": 2}}
-        (tmp_path / name).write_text(
-            json.dumps(told | {"traceEvents": [x("kernel", "gemm", 0, 9) | {"pid": gpu}]})
-        )
+        told["traceEvents"] = [x("kernel", "gemm", 0, 9) | {"pid": gpu}]
+        (tmp_path / name).write_text(json.dumps(told))
         files.append(str(tmp_path / name))
     assert ("not known: whether ranks 0 and 1 shared a GPU" in repr(explain(files))) is doubt

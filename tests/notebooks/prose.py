@@ -1,5 +1,5 @@
-"""The figures with which `test_figures` compares the prose, computed. The imports take a while, so only the
-worker that runs these tests imports this.
+"""The figures in the notebooks' prose, computed; `test_figures` compares both. The imports take a while, so
+only the process that runs these tests imports this file.
 """
 
 import math
@@ -21,10 +21,11 @@ from three_axes.plan.traced import traced_job
 from three_axes.table import human
 
 ROOT = Path(__file__).resolve().parents[2]
+# Sizes, speeds and layouts that the sentences below use.
 N = sum(p.numel() for p in toy.ToyTransformer(hidden=256).parameters())
 SMALL = 4 * sum(p.numel() for p in d05.paced_model().parameters())
 TREE = [[int(cell.rstrip("%")) for cell in row[-2:]] for row in d13.tree_against_planner().rows[2:]]
-behind = [textbook for textbook, _ in TREE]  # of the larger models
+behind = [textbook for textbook, _ in TREE]  # % by which the larger models are slower
 loss_of = lambda scheme: 1 - d11.published()[scheme][-1][1] / d11.published()[scheme][0][1]
 DGX, PORT = CLUSTERS["dgx-h100"], d05.NETWORK.inter_node_bandwidth
 NODES = d11.NODES

@@ -31,16 +31,13 @@ def test_figures_in_the_prose_are_true(path, prose):
     computed = [*prose.COMPUTED[path.name[:2]], *prose.PUBLISHED.get(path.name[:2], ())]
     for sentence in computed:
         assert sentence in text, sentence
-    printed = "\n".join(
-        str(o.get("text", "")) + str(o.get("data", {}).get("text/plain", ""))
-        for c in notebook.cells
-        if c.cell_type == "code"
-        for o in c.outputs
-    )
+    outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
+    shown = lambda o: str(o.get("text", "")) + str(o.get("data", {}).get("text/plain", ""))
+    printed = "\n".join(map(shown, outputs))
     for number in prose.BOXES[path.name[:2]]:
         assert number in printed, f"no cell prints {number}, which the box's formula gives"
     for figure in re.findall(FIGURE, text):
-        assert figure in printed or any(figure in one for one in computed), f"{figure} comes from nowhere"
+        assert figure in printed or any(figure in one for one in computed), f"{figure}: no source"
 
 
 def test_the_box_of_drop_13_is_near_the_planner(prose):

@@ -1,5 +1,5 @@
-"""Cards, cheat sheet, slides, the final, progress, Colab's cell, teachers' notes; and that every link and
-every name in the prose exists.
+"""What surrounds the notebooks: cards, cheat sheet, slides, the final quiz, progress, Colab, teachers' notes.
+And every link and every name in the prose must exist.
 """
 
 import copy
@@ -32,7 +32,7 @@ from tools import classroom, colab, printables, slides, wall
 from tools.pages import minutes
 
 ROOT = Path(__file__).resolve().parents[2]
-# A reader's own right function: a solution itself is judged, and not counted.
+# A right function that is not the solution itself: only this counts as passed.
 OWN = compiled(inspect.getsource(d01.fingerprint), d01.fingerprint)
 BOOKS = {path.name[:2]: nbformat.read(path, as_version=4) for path in NOTEBOOKS}
 TITLES = {n: book.cells[0].source.splitlines()[0].lstrip("# ") for n, book in BOOKS.items()}
@@ -52,7 +52,7 @@ def test_there_are_enough_cards_and_none_twice():
     assert all(len(c.front) < 150 and len(c.back) < 220 for c in deck)
 
 
-def test_what_is_not_known_comes_again():
+def test_a_card_that_was_not_known_comes_again():
     deck = cards.deck(1)
     first, n = deck.top, len(deck.left)
     deck.show()
@@ -80,9 +80,8 @@ def test_cards_are_printed_and_imported(tmp_path):
     assert (tmp_path / "cards.html").read_text().count('class="card"') == 2 * len(deck)
     sheets = (tmp_path / "cards-eight-to-a-sheet.html").read_text().split('<div class="face">')[1:]
     faces = [re.findall(r"<div class=\"card\">(?:.*?<b>(.*?)</b></p>)?</div>", sheet) for sheet in sheets]
-    behind = [
-        faces[k + 1][i + 1 - 2 * (i % 2)] for k in range(0, len(faces), 2) for i in range(len(faces[k]))
-    ]
+    fronts = range(0, len(faces), 2)
+    behind = [faces[k + 1][i + 1 - 2 * (i % 2)] for k in fronts for i in range(len(faces[k]))]
     assert [html.unescape(back) for back in behind] == [c.back for c in deck]
     assert [html.unescape(one) for face in faces[::2] for one in face] == [c.front for c in deck]
 
@@ -151,7 +150,7 @@ def test_ten_questions_in_two_stories_and_wrong_answers_point_to_a_heading_that_
         quiz.Quiz("between")
 
 
-def test_what_was_chosen_is_kept_where_a_cell_runs_again(monkeypatch, tmp_path):
+def test_a_choice_is_kept_when_a_cell_runs_again(monkeypatch, tmp_path):
     """A click on an answer makes its cell the next to run."""
     monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
     ask = lambda: predict("What is measured here?", "one", "two")
@@ -300,14 +299,14 @@ def test_the_course_knows_what_comes_next_and_what_went_wrong_last_time(monkeypa
     assert onward.after(b1.mesh.name, b1.__name__)[1].startswith("../01_")
 
 
-def test_a_drop_can_be_tested_out(monkeypatch, tmp_path, capsys):
+def test_a_drop_can_be_skipped_by_its_exercises(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
     cells = []
     shell = SimpleNamespace(set_next_input=cells.append, user_ns={"In": cells})
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
     progress.skip("01")
     solved = d01.fingerprints.check(OWN)
-    assert solved.next[1].startswith("02_") and passed.mine().left == [], "nobody has read it"
+    assert solved.next[1].startswith("02_") and passed.mine().left == [], "a skipped drop was not read"
     cells[:] = ["d01.fingerprints.check(mine)"]
     assert d01.fingerprints.check(OWN).next == solved.next and passed.mine().left == ["01"]
     cells.clear()
@@ -356,10 +355,10 @@ def test_a_drop_begins_with_what_is_due_and_names_the_notebooks_that_still_run(m
         return capsys.readouterr().out
 
     assert said("01") == 'You know this drop already? progress.skip("01") asks its exercise now.\n'
-    assert not shown, "nothing is known of the reader, and nothing is asked: so it is stored"
+    assert not shown, "without progress nothing is asked, as in the stored output"
     d01.fingerprints.check(OWN)
     assert "Three cards" in said("02") and "1 of 14 drops done" in said("02")
-    assert len(shown) == 2 and shown[0] is shown[1], "the cell has run again"
+    assert len(shown) == 2 and shown[0] is shown[1], "the same cards when the cell runs again"
     assert "You know this drop already?" not in said("01")
     other = {"JPY_SESSION_NAME": str(tmp_path / "my" / progress.notebooks()[0].name)}
     sleeps = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
@@ -367,7 +366,7 @@ def test_a_drop_begins_with_what_is_due_and_names_the_notebooks_that_still_run(m
         kernel.stdout.readline()
         assert f"{progress.notebooks()[0].name} still runs" in said("02")
         monkeypatch.setenv("JPY_SESSION_NAME", other["JPY_SESSION_NAME"])
-        assert "still runs" not in said("01"), "it is this one"
+        assert "still runs" not in said("01"), "the notebook that still runs is this one"
         monkeypatch.delenv("JPY_SESSION_NAME")
         assert kernel.poll() is None
         kernel.kill()
@@ -399,9 +398,8 @@ def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys
     ]
     assert main(["class", "collect", str(tmp_path), "--csv", str(tmp_path / "out.csv")]) == 1
     told = capsys.readouterr().out
-    assert (
-        "To discuss: 3 students" in told and "d.json is no progress file" in told and "The quiz" not in told
-    )
+    assert "To discuss: 3 students" in told and "d.json is no progress file" in told
+    assert "The quiz" not in told
     assert classroom.by_student(students).rows[0] == ["a", "2", "2", "4", "", "", ""]
     assert main(["class", "collect", str(tmp_path), "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
@@ -442,10 +440,8 @@ def test_a_class_answers_the_quiz_and_sees_its_gain(monkeypatch, tmp_path, capsy
     for row, before, after in zip(table.rows, *right):
         more = f"{100 * (after - before):+.0f} points"
         assert row[1:] == [f"{before:d} of 1", f"{after:d} of 1", more]
-    dropped = [
-        (who, passed.Done(quiz={story: done.quiz[story]}))
-        for (who, done), story in zip(students, ("after", "before"))
-    ]
+    half = lambda done, story: passed.Done(quiz={story: done.quiz[story]})
+    dropped = [(who, half(done, story)) for (who, done), story in zip(students, ("after", "before"))]
     unpaired = classroom.gain(dropped)
     assert "with before and after 0, with only one of them 2" in unpaired.title
     assert all(row[1].endswith("of 1") and row[2].endswith("of 1") and not row[3] for row in unpaired.rows)
@@ -453,7 +449,7 @@ def test_a_class_answers_the_quiz_and_sees_its_gain(monkeypatch, tmp_path, capsy
     assert main(["class", "quiz", "after"]) == 2 and "nothing of it is kept" in capsys.readouterr().err
 
 
-def test_a_student_can_neither_stop_the_class_nor_steer_who_reads(tmp_path, capsys):
+def test_a_students_file_can_neither_stop_the_class_nor_control_the_terminal(tmp_path, capsys):
     given = {"exercises": {"=exercise\x1b[2J": {"tries": 1, "mistakes": {"@mistake": 1}}}}
     (tmp_path / "+good\x1b[2J.json").write_text(json.dumps(given))
     (tmp_path / "digits.json").write_text(f'{{"a": {{"tries": {10**400}}}}}')
@@ -514,7 +510,7 @@ def test_each_notebook_can_carry_the_whole_course_without_an_answer(carried):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["01", "13"])
 def test_a_notebook_that_carries_the_course_runs_in_an_empty_folder(carried, tmp_path, name):
-    """All of its cells, where a stranger's `helpers` lies in the way and the course is not installed."""
+    """All cells run where another package `helpers` is installed, and the course is not."""
     site = tmp_path / "packages"
     site.mkdir()
     for package in Path(nbformat.__file__).parents[1].iterdir():
@@ -564,9 +560,7 @@ SLOW = [pytest.param(clone, marks=pytest.mark.slow) for clone in ("../..", "thre
 
 @pytest.mark.parametrize("clone", ["..", *SLOW])
 def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone):
-    """A folder with a notebook, and a clone over it or beside it; an interpreter that does not know the
-    course.
-    """
+    """A notebook's folder, a clone above or beside it, and a Python that does not know the course."""
     inside = {"..": "course/notebooks", "../..": "course/notebooks/beyond"}
     root = tmp_path / inside.get(clone, "content")
     root.mkdir(parents=True)
@@ -589,9 +583,8 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
 def test_the_setup_cell_is_silent_where_the_course_is_installed():
     cell = colab.setup_of("owner/name", "..").replace("!git", "raise SystemExit('cloned') #")
     cell = cell.replace('!"{sys.exec', "raise SystemExit('installed') #")
-    silent = subprocess.run(
-        [sys.executable, "-c", cell], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    how = dict(cwd=ROOT, capture_output=True, text=True, timeout=300)
+    silent = subprocess.run([sys.executable, "-c", cell], **how)
     assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "")
 
 
@@ -599,6 +592,7 @@ def test_the_setup_cell_is_silent_where_the_course_is_installed():
 
 
 def anchors(markdown: str) -> set[str]:
+    """The anchors of a page: those of its headings, and explicit ones."""
     headings = re.findall(r"^#+ (.*)$", markdown, re.M)
     own = re.findall(r'<a id=\\?"([^"\\]*)', markdown)  # in a notebook the quotes are escaped
     return {*own, *(re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings)}
@@ -639,7 +633,7 @@ def test_every_name_in_the_prose_exists(number):
                 thing = getattr(thing, name)
 
 
-# term -> the drop that makes it bold where it explains it; no drop before may use it
+# term -> the drop that explains it, in bold; no earlier drop may use it
 TERMS = dict(rank="01", twin="01", bucket="05", bubble="07", microbatch="07", budget="10", MFU="11")
 TERMS |= {"reduce-scatter": "02", "sequence parallelism": "06"}
 

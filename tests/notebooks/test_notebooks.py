@@ -24,12 +24,11 @@ from tools.refresh import normalise
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 FOURTEEN = sorted(FOLDER.glob("*.ipynb"))
 NOTEBOOKS = FOURTEEN + sorted((FOLDER / "beyond").glob("*.ipynb"))
-
-
 FORM: list[Callable] = []  # the checks of each notebook's form
 
 
 def form(check: Callable) -> Callable:
+    """Add a check to FORM."""
     FORM.append(check)
     return check
 
@@ -46,6 +45,7 @@ def test_the_form_of_a_notebook(path):
 
 
 def text(notebook) -> str:
+    """The Markdown of a notebook."""
     return "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
 
 
@@ -54,7 +54,7 @@ def code(notebook) -> list:
 
 
 @form
-def a_setup_cell_stands_behind_the_title(path, notebook):
+def a_setup_cell_is_after_the_title(path, notebook):
     assert notebook.cells[1].metadata == FOLDED and len(notebook.cells[1].outputs) == 1
     repo = (re.search(r"github.com/(\S+)", notebook.cells[1].source) or ["", UNNAMED])[1]
     again = stamp(nbformat.read(path, as_version=4), path.relative_to(FOLDER).as_posix(), repo)
@@ -76,7 +76,7 @@ def title_minutes_and_outcome_come_first(path, notebook):
 
 
 @form
-def it_is_framed(path, notebook):
+def the_frame_is_of_tools_pages(path, notebook):
     """Minutes, place, links and closing cell are those that `python -m tools.pages` writes."""
     again = Course().frame(path, nbformat.read(path, as_version=4))
     assert [c.source for c in again.cells] == [c.source for c in notebook.cells]
@@ -100,16 +100,12 @@ def every_link_goes_to_what_it_names(path, notebook):
 
 def shown(cell) -> str:
     """The text of a code cell's outputs, without the words of pictures."""
-    said = (
-        o.get("text") or o.data.get("text/plain", "")
-        for o in cell.outputs
-        if "image/png" not in o.get("data", {})
-    )
-    return "\n".join(said)
+    outputs = [output for output in cell.outputs if "image/png" not in output.get("data", {})]
+    return "\n".join(output.get("text") or output.data.get("text/plain", "") for output in outputs)
 
 
 @form
-def its_core_is_read_in_six_minutes(path, notebook):
+def the_core_is_read_in_six_minutes(path, notebook):
     core = pages.core(notebook)
     cells = code(notebook)[2 : len([c for c in core if c.cell_type == "code"])]  # behind the set-up's two
     prose = pages.prose(core)
@@ -125,11 +121,11 @@ def its_core_is_read_in_six_minutes(path, notebook):
     assert all(len(rows.strip().splitlines()) <= 8 for rows in tables), "a table of more than 8 rows"
     numbers = re.findall(r"(?<![\w.·])\d[\d.,]*(?!\w)", re.sub(r"[Dd]rops? \d\d|^#.*", "", prose, flags=re.M))
     assert len(numbers) <= 25, f"{len(numbers)} numbers in the prose: {numbers}"
-    assert "<details>" not in pages.LISTING.sub("", source), "words are not saved by folding them"
+    assert "<details>" not in pages.LISTING.sub("", source), "the core folds text away"
 
 
 @form
-def the_parts_stand_in_their_order(path, notebook):
+def the_parts_are_in_their_order(path, notebook):
     text_ = text(notebook)
     parts = pages.BOX, "## Practice: ", "## Check yourself", "## Cheat sheet", "**Next.**", pages.LATER
     places = [text_.find(part) for part in parts]
@@ -138,9 +134,7 @@ def the_parts_stand_in_their_order(path, notebook):
     assert re.search(r"^> \*\*.+\*\*", box, re.M) and "*Your cost model gains* " in box, box
     assert len(pages.exercises(notebook, pages.lesson(notebook))) == 1, "one exercise in the lesson"
     later = text_[places[-1] :].split("\n### ")[1:]
-    assert later and all(re.match(r".* \d+ minutes(\n|$)", section) for section in later), (
-        "sections with minutes"
-    )
+    assert later and all(re.match(r".* \d+ minutes(\n|$)", section) for section in later), "no minutes"
 
 
 def _names_used(function: CodeType) -> set[str]:
@@ -153,9 +147,8 @@ def _names_used(function: CodeType) -> set[str]:
 @form
 def a_practice_cell_runs_alone_and_its_solution_where_it_is_pasted(path, notebook):
     drop = importlib.import_module(module_of(drop_number(path)))
-    cells = {
-        name: cell.source for cell in code(notebook) for name in re.findall(r"(\w+)\.check\(", cell.source)
-    }
+    checked = lambda cell: re.findall(r"(\w+)\.check\(", cell.source)
+    cells = {name: cell.source for cell in code(notebook) for name in checked(cell)}
     assert set(cells) == {name for name, x in vars(drop).items() if isinstance(x, Exercise)}
     for name, source in cells.items():
         here = {}
@@ -171,7 +164,7 @@ def sections(cells) -> list[str]:
 
 
 @form
-def it_has_three_questions_and_each_names_what_teaches_it(path, notebook):
+def there_are_three_questions_and_each_names_the_section_that_teaches_it(path, notebook):
     source = "\n".join(c.source for c in notebook.cells)
     answers = re.findall(r"<details><summary>\d\. .*?</details>", source, re.S)
     assert len(answers) == 3
@@ -182,8 +175,8 @@ def it_has_three_questions_and_each_names_what_teaches_it(path, notebook):
 
 
 @form
-def its_cards_name_what_teaches_them(path, notebook):
-    """The first three are asked at the end of the notebook: a core, or its box, must teach them."""
+def cards_name_the_section_that_teaches_them(path, notebook):
+    """The first three cards are asked at the end of the notebook, so its core or its box must teach them."""
     mine = [card for card in cards.load() if card.drop == drop_number(path)]
     everywhere = sections(notebook.cells)
     core = sections(notebook.cells[: pages.at(notebook, "## Practice")])
@@ -202,10 +195,10 @@ def _words_in(node: ast.AST) -> Iterator[ast.Constant]:
 
 
 @form
-def no_answer_stands_before_its_reveal(path, notebook):
-    """From the cell above a prediction to what is on one screen with it: two cells behind the one that
-    answers it. One word alone may stand anywhere. The cell that answers has no words of the answer: they are
-    in the drop's file.
+def no_answer_is_before_its_reveal(path, notebook):
+    """The answer to a prediction is not in the cells from the one above it to two cells after its reveal,
+    which a reader sees at once, except if it is a single word. The cell that reveals it has none of its
+    words: they are in the drop's file.
     """
     for i, cell in enumerate(notebook.cells):
         for name in re.findall(r"(\w+) = predict\(", cell.source) if cell.cell_type == "code" else ():
@@ -215,11 +208,8 @@ def no_answer_stands_before_its_reveal(path, notebook):
             screen = enumerate(notebook.cells[i - 1 : end + 3], i - 1)
             seen = "\n".join(c.source for k, c in screen if k != i)
             assert " " not in answer or answer not in seen.lower(), answer
-            (reveal,) = (
-                node
-                for node in ast.walk(ast.parse(notebook.cells[end].source))
-                if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "reveal"
-            )
+            calls = [n for n in ast.walk(ast.parse(notebook.cells[end].source)) if isinstance(n, ast.Call)]
+            (reveal,) = (call for call in calls if getattr(call.func, "attr", "") == "reveal")
             written = [part.value for part in _words_in(reveal) if " " in str(part.value)]
             assert not written, f"words of the answer: {written}"
 
@@ -264,6 +254,5 @@ def test_the_readme_promises_the_same_minutes():
     readme = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
     for path, notebook in Course().books.items():
         practice, later = minutes(notebook)
-        assert re.search(
-            rf"^\| {drop_number(path)} \|.*{path.name}.*\| {practice} \| {later} \|$", readme, re.M
-        )
+        row = rf"^\| {drop_number(path)} \|.*{path.name}.*\| {practice} \| {later} \|$"
+        assert re.search(row, readme, re.M)

@@ -1,4 +1,4 @@
-"""The planner equals the formulas of `by_hand`, and these equal numbers that were computed on paper."""
+"""The short formulas of `paper.by_hand` equal numbers that were computed on paper, and the planner's."""
 
 import itertools
 

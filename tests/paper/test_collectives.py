@@ -1,4 +1,4 @@
-"""Closed formulas for collectives agree with each other, and with what is known of gloo."""
+"""Formulas for the bytes and seconds of collectives agree with each other, with events, and with gloo."""
 
 from dataclasses import replace
 
@@ -67,26 +67,16 @@ def test_trees_win_where_latency_rules_and_hierarchies_meet_rings_where_bandwidt
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
 @pytest.mark.parametrize(
-    "ranks", [range(4), range(8), (0, 4), range(16), (0, 1, 4, 5), (0, 4, 8, 12), (2,)], ids=str
+    "ranks", [*map(range, (4, 8, 16)), (0, 4), (0, 1, 4, 5), (0, 4, 8, 12), (2,)], ids=str
 )
 def test_the_formula_of_a_ring_against_its_events(op, ranks):
-    """The formula is exact if all hops are equal, and if only bytes or only latency matter. Otherwise it is
-    at most a tenth too small.
-    """
+    """The formula is at most a tenth too small, and exact if all hops are equal or only one thing matters."""
     for payload in (0, 80, 8e3, 8e5, 8e7, 8e9):
         events = hop_by_hop(op, payload, tuple(ranks), TWO_NODES)
         formula = seconds(op, payload, ranks, TWO_NODES)
         assert formula <= events * (1 + 1e-9)
         exact = payload in (0, 8e9) or len({r // 4 for r in ranks}) in (1, len(ranks))
         assert formula == pytest.approx(events, rel=0.02 if exact else 0.1)
-
-
-def test_slow_hops_are_few():
-    """Two nodes of four ranks have latencies of 0.1 ms inside and 1 ms between them. The ring takes 5 ms; 14
-    slow messages would take 14 ms.
-    """
-    assert hop_by_hop("all_reduce", 0, tuple(range(8)), TWO_NODES) == pytest.approx(5e-3)
-    assert seconds("all_reduce", 0, range(8), TWO_NODES) == pytest.approx(5e-3)
 
 
 def test_two_levels_where_they_are_faster():

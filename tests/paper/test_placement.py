@@ -22,9 +22,8 @@ def test_groups_partition_the_ranks_and_hold_one_coordinate_free(sizes):
         assert sorted(r for g in groups for r in g) == list(range(n))
         assert {len(g) for g in groups} == {sizes[axis]}
         for members in groups:
-            others = {
-                tuple(v for a, v in Placement(sizes).coordinates(r).items() if a != axis) for r in members
-            }
+            at = [Placement(sizes).coordinates(r) for r in members]
+            others = {tuple(value for a, value in here.items() if a != axis) for here in at}
             assert len(others) == 1 and members == Placement(sizes).group(members[-1], axis)
             assert all(b - a == Placement(sizes).stride(axis) for a, b in zip(members, members[1:]))
     a, b = 0, n - 1
@@ -33,7 +32,7 @@ def test_groups_partition_the_ranks_and_hold_one_coordinate_free(sizes):
     )
 
 
-def test_it_is_the_grid_that_pytorch_makes(world):
+def test_groups_are_those_of_pytorchs_mesh(world):
     def mesh():
         from helpers import toy
 
@@ -46,7 +45,7 @@ def test_it_is_the_grid_that_pytorch_makes(world):
     assert world.run(mesh) == [{axis: Placement(sizes).group(r, axis) for axis in sizes} for r in range(4)]
 
 
-def test_what_crosses_a_node():
+def test_which_groups_cross_a_node():
     llama = {"dp": 128, "pp": 16, "tp": 8}
     assert [axis for axis in llama if crosses(Placement(llama).group(0, axis), 8)] == ["dp", "pp"]
 
@@ -56,6 +55,6 @@ def test_a_rank_off_the_grid_is_refused():
         Placement({"dp": 2, "pp": 2, "tp": 2}).coordinates(8)
 
 
-def test_with_cp_those_of_the_same_weights_are_counted_over_both_axes():
+def test_with_cp_the_ranks_of_the_same_weights_are_counted_over_both_axes():
     assert Layout(dp=4, cp=2, tp=2).reach("dp", 8) == (4, 2)
     assert Layout(dp=4, cp=4).reach("dp", 8) == (8, 2)

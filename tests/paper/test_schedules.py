@@ -1,4 +1,4 @@
-"""Pipeline schedules: orders equal PyTorch's, times the published ones, bubbles and memory the formulas'."""
+"""Pipeline schedules: orders equal PyTorch's, bubbles equal published ones, memory equals the formulas."""
 
 from unittest import mock
 
@@ -13,7 +13,7 @@ from three_axes.paper.simulation import Stuck, Times, simulate
 SIMPLE = [gpipe, one_f_one_b, zb_h1, zb_h2, zb_v]
 
 
-def test_what_a_picture_is_drawn_from():
+def test_the_rows_and_levels_of_a_picture():
     line = simulate(one_f_one_b(2, 2))
     assert line.levels == [
         [(0, 0), (0, 1), (1, 2), (6, 1), (9, 0)],  # from a forward's start to its backward's end
@@ -42,9 +42,7 @@ def published():
     return [row for row in rows_of("zero_bubble_2023.csv") if row["schedule"] in kinds]
 
 
-@pytest.mark.parametrize(
-    "row", published(), ids=lambda r: f"{r['model']}-{r['num_microbatches']}-{r['schedule']}"
-)
+@pytest.mark.parametrize("row", published(), ids=lambda r: f"{r['model']}-{r['schedule']}")
 def test_published_bubble_rates(row):
     """The bubble rates simulated from Table 9's times equal those of Table 5 (Qi et al. 2023)."""
     p, m = int(row["pp_gpus"]), int(row["num_microbatches"])
@@ -63,6 +61,7 @@ def test_published_bubble_rates(row):
 
 
 def pytorchs(name: str, p: int, m: int, v: int) -> list[list[Op]]:
+    """The operations of each rank in PyTorch's schedule of this name."""
     from torch.distributed.pipelining import schedules as torch_schedules
     from torch.distributed.pipelining.stage import PipelineStage
 
@@ -148,10 +147,8 @@ def test_every_operation_runs_once_after_what_it_needs(make, p, m, f, i, w, send
             assert run.end >= done["I", mb, k].end
     path = line.critical_path
     assert path[-1].end == line.makespan and path[0].start == 0
-    assert all(
-        b.start == pytest.approx(a.end) or b.start == pytest.approx(a.end + send)
-        for a, b in zip(path, path[1:])
-    )
+    for a, b in zip(path, path[1:]):
+        assert b.start == pytest.approx(a.end) or b.start == pytest.approx(a.end + send)
 
 
 def test_more_microbatches_never_mean_a_larger_bubble():
@@ -166,15 +163,13 @@ def test_a_slow_last_stage_sets_the_pace():
 
 
 def test_messages_between_ranks_take_time():
-    """One microbatch passes through four stages on two ranks. In the interleaved order all six hops are
-    messages, in the V only four.
-    """
+    """On two ranks a microbatch has six messages in the interleaved order, and four in the V."""
     for schedule, sends in ((interleaved(2, 1, 2), 6), (zb_v(2, 1), 4)):
         at_once, late = (simulate(schedule, Times(send=send)).makespan for send in (0.0, 0.25))
         assert late == at_once + 0.25 * sends
 
 
-def test_an_order_that_cannot_finish_says_where_it_stands():
+def test_an_order_that_cannot_finish_says_what_each_rank_waits_for():
     first = [Op("F", 0, 0), Op("F", 1, 0), Op("B", 1, 0), Op("B", 0, 0)]
     backward_first = [Op("F", 0, 1), Op("B", 1, 1), Op("F", 1, 1), Op("B", 0, 1)]
     told = "rank 0 can never start B1 of stage 0; rank 1 can never start B1 of stage 1"
@@ -192,9 +187,8 @@ def test_sizes_that_make_no_sense_are_refused(make):
 
 
 def test_uneven_rounds_are_refused_with_the_nearest():
-    with pytest.raises(
-        ValueError, match="9 microbatches do not go round 4 ranks in 2 equal groups; take 8 or 10"
-    ):
+    sentence = "9 microbatches do not go round 4 ranks in 2 equal groups; take 8 or 10"
+    with pytest.raises(ValueError, match=sentence):
         interleaved(4, 9, 2)
     with pytest.raises(ValueError, match="take 22 or 24"):
         interleaved(8, 23, 2)

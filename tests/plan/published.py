@@ -36,7 +36,7 @@ from three_axes.plan.stages import layers_on_rank
 from three_axes.plan.validation import chunked, errors_of, fastest, row_of
 
 MEGATRON = FRAMEWORKS["megatron-lm"]
-BRIDGE = FRAMEWORKS["megatron-bridge"]  # NVIDIA's recipes: NeMo's and those of MLPerf are such too
+BRIDGE = FRAMEWORKS["megatron-bridge"]  # of NVIDIA's recipes, also for NeMo and MLPerf
 OVERLAPPED = BRIDGE.but(hides=(*BRIDGE.hides, "dispatch"))
 # Automodel's recipes use Transformer Engine's layers and attention under FSDP2, a loss of PyTorch's own
 # operations, no sequence parallelism, and LoRA of rank 16 on all linear layers.
@@ -69,6 +69,7 @@ def _qwen(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: i
     return ModelShape(name, layers, hidden, heads, 152064, kv_heads, ffn, gated=True, qkv_biases=True)
 
 
+# name of a model in the published tables -> its shape
 SHAPES: dict[str, ModelShape] = {
     "GPT3-5B": gpt("gpt3-5b", 24, 4096, 32),
     "GPT3-20B": gpt("gpt3-20b", 44, 6144, 48),
@@ -109,7 +110,7 @@ class Run(NamedTuple):
 
 
 def folder_of_tables(about: str) -> Path:
-    """The folder that the command line gives."""
+    """The folder of published tables that the command line names."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--published", type=Path, required=True, help="the folder with the tables")
     return parser.parse_args().published
@@ -138,17 +139,17 @@ def _int(text: str, otherwise: int = 1) -> int:
 
 
 def seconds(job: Job, layout: Layout, gpus: int) -> tuple[float, float]:
-    """(seconds of a step, share of the layers that are computed twice): as few as fit. With experts or latent
-    attention, modules are recomputed before whole layers.
+    """(seconds of a step, share of the layers that are computed twice). The share is the smallest with which
+    the run fits. With experts or latent attention, modules are recomputed before whole layers.
     """
     job.check(layout, gpus)
     layers, room = int(layers_on_rank(job.model, layout, min(1, layout.pp - 1))), job.cluster.device.memory
     modules = [replace(layout, recompute="modules")] * bool(job.model.experts or job.model.latent)
     some = (replace(layout, recompute="full", recomputed=k) for k in range(1, layers + 1))
-    for one in (layout, *modules, *some):
-        if sum(largest_stage(job, one)[1].values()) <= room:
+    for tried in (layout, *modules, *some):
+        if sum(largest_stage(job, tried)[1].values()) <= room:
             break
-    return validation.seconds(job, one), (one.recompute == "modules") or one.recomputed / layers
+    return validation.seconds(job, tried), (tried.recompute == "modules") or tried.recomputed / layers
 
 
 def _of_recipe(release: str, name: str, system: str, v: int) -> Framework:
@@ -350,7 +351,7 @@ def alike(runs: list[Run]) -> Iterator[tuple[Job, tuple[Run, Run]]]:
 
 
 def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
-    """The records of one set that `certainty` reads: the errors of each kind of run."""
+    """For each kind of run in a set, the errors that `three_axes.plan.certainty` reads."""
     found: dict[tuple, list[Run]] = {}
     for run in runs:
         kind = run.job.cluster.device.generation, bool(run.job.model.experts)

@@ -19,7 +19,7 @@ from three_axes.plan import Axes, Layout
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = """
     Axis("zp", "zebra parallel", "the stripes", "layer", "zebra parallel", "m · all", beside="tp"),"""
-# The new axis sends by one operation in each layer, as any axis does.
+# A program that adds one operation along the new axis to each layer, and prints what the commands print.
 CODE = """
 import contextlib, io, json, sys
 from three_axes.__main__ import main
@@ -77,12 +77,12 @@ def said(tmp_path_factory) -> dict:
     return json.loads(run.stdout)
 
 
-def test_the_command_line_has_it(said):
+def test_the_command_line_has_the_new_axis(said):
     assert "--zp ZP" in said["help"] and "ranks that share the stripes" in said["help"]
     assert re.search(r"^DP 2 · TP 2 · PP 1 · ZP 2: \w", said["plan"], re.M), "--why takes it"
 
 
-def test_tables_have_it(said):
+def test_tables_have_the_new_axis(said):
     estimate = said["estimate"]
     assert "DP 2 · TP 2 · PP 1 · ZP 2" in estimate
     assert re.search(r"^zebra parallel +2\.05 GB$", estimate, re.M)
@@ -90,17 +90,17 @@ def test_tables_have_it(said):
     assert re.search(r"^DP \d · TP \d · PP \d · ZP 2 ", said["plan"], re.M)
 
 
-def test_other_programs_get_it(said):
+def test_json_has_the_new_axis(said):
     assert said["json"]["layout"]["zp"] == 2 and said["json"]["time"]["zebra parallel"] > 0
     assert {row["layout"]["zp"] for row in said["usual"]["ranked"]} == {1}
 
 
-def test_a_defence_speaks_of_it(said):
+def test_a_defence_names_the_new_axis(said):
     inside = r"sends .* inside the node"
-    assert re.search(rf"TP {inside}.*; DP {inside}; ZP {inside}\.", said["defence"]), "the most bytes first"
+    assert re.search(rf"TP {inside}.*; DP {inside}; ZP {inside}\.", said["defence"]), "sorted by bytes"
 
 
-def test_it_takes_ranks_and_is_left_out_nowhere(said):
+def test_the_new_axis_takes_ranks_and_flags_refuse_it(said):
     assert said["too many"] == "DP 8 · TP 1 · PP 1 · ZP 2 takes 16 GPUs, but there are 8"
     assert "megatron-lm has no flag for zp 2" in said["flags"]
 
@@ -117,9 +117,8 @@ def test_every_axis_is_explained():
         assert f"`--{axis.name}`" in options, axis.name
 
 
-def test_what_is_said_of_an_axis_fits_the_others():
+def test_records_of_axes_name_axes_that_exist():
     for axis in NAMED.values():
-        assert axis.talks in ("layer", "microbatch", "step") and (
-            not axis.beside or axis.beside in Layout().order
-        )
+        assert axis.talks in ("layer", "microbatch", "step")
+        assert not axis.beside or axis.beside in Layout().order
     assert list(Layout(cp=2).sizes) == ["pp", "dp", "cp", "tp"]

@@ -1,4 +1,4 @@
-"""The errors of the cost model on published runs must not grow. `validation.table` makes their table."""
+"""The planner's errors on published runs must not grow, and its intervals must hold these runs."""
 
 import json
 import math
@@ -71,16 +71,13 @@ def test_the_documents_have_what_the_code_computes():
 
 @pytest.mark.parametrize("name", SETS)
 def test_kept_errors_are_those_of_this_model(name):
-    """The stored errors must be those of the present model; `make planner-tables` writes them."""
+    """`make planner-tables` writes the stored errors."""
     kept = [error for one in published() if one["set"] == name for error in one["seconds"]]
     assert np.exp(np.negative(kept)) == pytest.approx(1 + errors(name)[0], abs=1e-3)
 
 
 def test_eight_of_ten_runs_lie_inside_what_other_sets_give():
-    """At least seven of ten runs of a set must lie in the interval that all other sets give, for each kind of
-    run; over all kinds, at least eight. The sets of this project need narrower intervals than the sets of
-    `ELSEWHERE`.
-    """
+    """In the interval of all other sets lie at least 7 of 10 runs of each kind, and 8 of 10 of all."""
     sets = [one for one in published() if (one["generation"], one["experts"]) in ELSEWHERE]
     covered = lambda sets: sum(map(inside, sets)) / sum(len(one["seconds"]) for one in sets)
     kinds = [[one for one in sets if (one["generation"], one["experts"]) == kind] for kind in ELSEWHERE]
@@ -89,9 +86,7 @@ def test_eight_of_ten_runs_lie_inside_what_other_sets_give():
 
 
 def by_source() -> dict[str, float]:
-    """Source -> the share of its runs that lie in the interval which all other sources give, of kinds that
-    have one.
-    """
+    """Source -> the share of its runs that lie in the interval of all other sources, if there is one."""
     held, many = Counter(), Counter()
     for one in published():
         if (one["generation"], one["experts"]) not in ELSEWHERE:
@@ -104,8 +99,8 @@ def by_source() -> dict[str, float]:
 
 
 def test_eight_of_ten_sources_have_eight_of_ten_runs_inside():
-    """Each source at hand left out, and sources drawn as those that were not at hand are: biases of one
-    spread, runs of another about them.
+    """This holds for each source at hand, if it is left out, and for random sources whose biases have the
+    spread BETWEEN and whose runs have the spread WITHIN around the bias.
     """
     shares = by_source()
     assert len(shares) == 9 and min(shares.values()) >= 0.94  # as the manual says
@@ -129,7 +124,7 @@ def test_the_interval_of_a_kind():
     for one in published():
         sources.setdefault((one["generation"], one["experts"]), set()).add(source(one["set"]))
     assert set(ELSEWHERE) == {kind for kind, names in sources.items() if len(names) >= SOURCES}
-    # Fewer than ten runs of a kind: what strangers' runs need.
+    # With fewer than ten runs of a kind, the interval is that of sources which are not at hand.
     few = [one for one in published() if one["generation"] != "Hopper" or one["set"] == "Llama 3 405B, T4"]
     assert interval("Hopper", False, few)[:2] == widened(*ELSEWHERE["Hopper", False])
 
@@ -143,7 +138,7 @@ def test_the_interval_of_a_kind():
     ],
 )
 def test_a_kind_of_too_few_sources_has_no_interval(asked, kind, capsys):
-    """It is said in one sentence, in text, on the page and in JSON; a measured step takes the bias out."""
+    """Text has one sentence about it, and JSON has null. A measured step takes the bias out."""
 
     def out(*more: str) -> str:
         assert main(["estimate", *asked.split(), *more]) == 0

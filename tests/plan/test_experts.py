@@ -1,4 +1,4 @@
-"""Experts: their groups, their bytes and FLOPs, their memory, and published runs."""
+"""The planner on models with experts: groups, bytes, FLOPs, memory, and published runs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,9 +46,7 @@ def test_both_foldings_partition_the_ranks(d, c, t, p, ep, etp):
 
 
 def test_bytes_of_dispatch_and_combine():
-    """Two of the four all-to-alls are in forward. Each has T·k·h numbers, of which (ep - 1)/ep leave the
-    rank.
-    """
+    """Two of four all-to-alls are in forward. Each has T·k·h numbers; (ep - 1)/ep of them leave the rank."""
     job = Job(MIXTRAL, DGX, 64, 4096, MEGATRON)
     layout = Layout(dp=8, ep=8, zero=1)
     one = 2 * 4096 * 2 * 4096
@@ -84,9 +82,7 @@ def test_states_of_experts_are_shared_out_over_their_own_replicas():
 
 
 def test_a_shard_has_all_experts():
-    """Mixtral with FSDP over 8 of 16 ranks, ep 4: each expert is split in two inside a group of 8, and its
-    gradients are summed over the two groups.
-    """
+    """Mixtral, FSDP over 8 of 16 ranks, ep 4: experts are split in two, and summed over two groups."""
     job, n = Job(MIXTRAL, DGX, 16, 4096, FRAMEWORKS["torchtitan"]), 32 * 8 * MIXTRAL.expert_params / 4
     layout = Layout(dp=16, ep=4, zero=3, shard=8)
     bytes_along = sent(job, layout)
@@ -132,9 +128,7 @@ def test_an_axis_of_one_changes_no_figure(way):
 
 
 def test_many_thin_experts_cost_what_a_wide_part_does():
-    """k experts of width f/k that all tokens visit have the FLOPs of a dense layer, except in half-empty
-    tiles.
-    """
+    """k experts of width f/k that all tokens visit have a dense layer's FLOPs, but for half-empty tiles."""
     dense = MODELS["llama-3-8b"]
     many = replace(dense, experts=Experts(4, 4, dense.ffn // 4))
     flops = lambda model: sum(
@@ -145,7 +139,7 @@ def test_many_thin_experts_cost_what_a_wide_part_does():
     assert flops(many) == pytest.approx(flops(dense) + router + tiles)
 
 
-def test_layers_of_two_kinds_lie_where_they_should():
+def test_dense_layers_and_expert_layers_are_on_the_right_stages():
     layout = Layout(dp=8, pp=16, ep=8)
     assert [int(layers_on_rank(V3, layout, r)) for r in range(16)] == [4] * 15 + [1]
     assert [int(c) for _, c in kinds_on_rank(V3, layout, 0)] == [3, 1]
@@ -170,9 +164,8 @@ def test_experts_in_every_second_layer():
     deep, short = (step_terms(job, Layout(dp=8, pp=p, ep=8)) for p in (4, 8))
     assert deep["experts"] == pytest.approx(2 * short["experts"])
     assert deep["matrices"] == pytest.approx(2 * short["matrices"])
-    with pytest.raises(
-        ValueError, match="24 and 24 layers of its kinds, and 16 stages .* take 12 or 24 stages"
-    ):
+    sentence = "24 and 24 layers of its kinds, and 16 stages .* take 12 or 24 stages"
+    with pytest.raises(ValueError, match=sentence):
         check(maverick, Layout(dp=8, pp=16, ep=8))
     assert maverick.attended(8192) == 8192  # the attention's chunk is the whole sequence
     assert maverick.attended(32768) == (36 * 8192 + 12 * 32768) / 48
@@ -225,16 +218,8 @@ def test_more_ranks_for_experts_hold_less_and_send_more(ep, t, p, zero, recomput
         ("mixtral-8x7b", dict(ep=3, dp=3), "ep 3 does not divide 8 experts; take 2 or 4"),
         ("mixtral-8x7b", dict(ep=8, dp=4), "ep·etp = 8·1 does not divide dp·cp·tp = 4.* take 4 for ep"),
         ("mixtral-8x7b", dict(dp=8, etp=3), "etp 3 does not divide an expert's width 14336; take 2 or 4"),
-        (
-            "mixtral-8x7b",
-            dict(dp=2, tp=2, sequence_parallel=False),
-            "experts beside tp need sequence parallelism",
-        ),
-        (
-            "mixtral-8x7b",
-            dict(dp=4, pp=2, ep=4, order=("dp", "pp", "tp")),
-            "experts fold with the order pp dp tp",
-        ),
+        ("mixtral-8x7b", dict(dp=2, tp=2, sequence_parallel=False), "beside tp need sequence parallelism"),
+        ("mixtral-8x7b", dict(dp=4, pp=2, ep=4, order=("dp", "pp", "tp")), "fold with the order pp dp tp"),
         ("deepseek-v2-lite", dict(tp=32), "tp 32 does not divide 16 attention heads"),
     ],
 )
@@ -244,9 +229,7 @@ def test_refusals_of_foldings(model, layout, sentence):
 
 
 def test_an_all_to_all_goes_through_link_and_port_at_once():
-    """The seconds are near those of NVIDIA 2026, Table 7, for plain all-to-alls. They are also near those of
-    HybridEP, which sends a token only once to each node.
-    """
+    """Seconds are near those of NVIDIA 2026, Table 7, also if a token is sent once to each node."""
     payload = 2 * 4096 * 8 * 7168
     assert all_to_all_seconds(payload, 1, 1, DGX) == 0  # one rank sends nothing
     for r in rows_of("megatron_core_moe_2026_table7.csv"):
@@ -262,9 +245,7 @@ def test_an_all_to_all_goes_through_link_and_port_at_once():
 
 
 def test_a_token_goes_once_to_a_rank_and_to_a_node():
-    """A token has two copies, for eight ranks on two nodes. Sent once to each rank it takes 15/16 of the
-    bytes of two copies, and sent once to each node 3/4.
-    """
+    """Of the bytes of two copies, sending once to each rank takes 15/16, and once to each node 3/4."""
     cluster, layout, c = replace(DGX, gpus_per_node=4), Layout(dp=8, ep=8), constants()
     job = Job(MIXTRAL, cluster, 64, 4096, MEGATRON.but(once_a_node=True))
     dispatch = next(op for op in layer(job, layout) if op.name == "dispatch")
@@ -284,10 +265,8 @@ def test_a_plan_with_experts_explains_itself():
     assert estimate(made.job, best.layout).step_seconds == pytest.approx(best.seconds)
 
 
-def test_published_strategies_come_in_the_right_order():
-    """For each of four models the planner orders five strategies as published. MFU is within a fifth for at
-    least 15 of the 18 printed runs.
-    """
+def test_published_strategies_are_ranked_in_the_right_order():
+    """MFU is within a fifth for at least 15 of the 18 printed runs."""
     ours, null = errors_of(SETS["MoE Parallel Folding 2025, T3"]())
     assert 100 * np.abs(ours).mean() < 11.5 and np.abs(null).mean() > 0.4
     assert (np.abs(1 / (1 + ours) - 1) < 0.2).sum() >= 15
@@ -336,17 +315,15 @@ def test_recompute_of_modules_frees_what_was_printed():
         flags("torchtitan", job, layout)
 
 
-def test_a_dispatch_that_hides_shows_a_fifth():
+def test_a_fifth_of_a_hidden_dispatch_is_exposed():
     shown = lambda *hides: step_terms(
         Job(MIXTRAL, DGX, 64, 4096, MEGATRON.but(hides=hides)), Layout(dp=8, ep=8, zero=1)
     )["expert parallel"]
     assert float(shown("dispatch") / shown()) == pytest.approx(0.2)
 
 
-def test_what_streams_around_experts():
-    """Mixtral, tp 2, ep 2: a rank routes 2048 tokens, two copies of each, and its four experts get
-    4096 rows.
-    """
+def test_bytes_that_stream_around_experts():
+    """Mixtral, tp 2, ep 2: a rank routes two copies of 2048 tokens, and its four experts get 4096 rows."""
     lines = layer(Job(MIXTRAL, DGX, 8, 4096), Layout(tp=2, ep=2))
     streamed = {(op.name, op.phase): op.streamed for op in lines}
     number = 2 * 4096  # bytes of a token
@@ -360,26 +337,19 @@ def test_what_streams_around_experts():
         assert (streamed[name, "F"], streamed[name, "I"]) == (forward, backward), name
 
 
-def test_what_latent_attention_keeps():
-    """DeepSeek-V3 keeps these numbers a token. If the attention is frozen and has no adapters, it keeps only
-    the tensors that its norms and its kernel need.
-    """
+def test_tensors_that_latent_attention_keeps():
+    """DeepSeek-V3's numbers a token. Frozen attention keeps only what its norms and its kernel need."""
     job = Job(V3, DGX, 8, 4096)
-    kept, frozen = (
-        {name: size / (2 * 4096) for name, size in activations_per_layer(j, Layout()).items()}
-        for j in (job, replace(job, lora=Lora(8, ("feed-forward",))))
-    )
+    held = (activations_per_layer(j, Layout()) for j in (job, replace(job, lora=Lora(8, ("feed-forward",)))))
+    kept, frozen = ({name: size / (2 * 4096) for name, size in of.items()} for of in held)
     down, norm, both = ("queries, down", 7168), ("norm of queries", 1536), ("keys and values, down", 512 + 64)
     assert kept.items() >= {down, norm, both, ("queries, up", 1536), ("keys and values, up", 512)}
     assert frozen.items() >= {norm, both} and not {"queries, up", "keys and values, up"} & frozen.keys()
 
 
 @pytest.mark.parametrize("cut, tokens", [(False, 4096), (True, 512)], ids=["whole", "in parts"])
-def test_what_streams_between_the_matrices_of_latent_attention(cut, tokens):
-    """DeepSeek-V3, tp 8: forward reads and writes each number, two bytes each; backward moves twice as many
-    bytes. The vectors have 1536 and 512 numbers a token, and sequence parallelism splits them over the ranks.
-    The keys have 16 heads of 192 numbers.
-    """
+def test_bytes_that_stream_between_the_matrices_of_latent_attention(cut, tokens):
+    """DeepSeek-V3, tp 8: two bytes a number are read and written forward, and twice as many backward."""
     lines = layer(Job(V3, DGX, 8, 4096), Layout(tp=8, sequence_parallel=cut))
     streamed = {(op.name, op.phase): op.streamed for op in lines}
     for name, numbers in (
@@ -390,7 +360,7 @@ def test_what_streams_between_the_matrices_of_latent_attention(cut, tokens):
         assert (streamed[name, "F"], streamed[name, "I"]) == (4 * numbers, 8 * numbers), name
 
 
-def test_what_gpt_oss_has_beside():
+def test_gpt_oss_has_a_clamp_and_biases_of_experts():
     """For each routed row, the 5,760 results of up are clamped (8 bytes each forward, 15 backward), and the
     2,880 results of down get a bias (12 bytes each forward, 12 backward).
     """
@@ -418,18 +388,14 @@ def test_experts_in_one_kernel_stream_less_and_keep_as_much():
 
 
 def test_a_host_that_waits_for_the_router():
-    """After the router the host is no longer ahead of the GPU. So a layer takes longer than the host alone
-    and than the GPU alone. This does not hold if another microbatch's layers hide it, or in a CUDA graph.
-    """
+    """A layer then takes longer than the host alone and the GPU alone, unless a CUDA graph hides it."""
     job, at = Job(MODELS["qwen3-30b-a3b"], DGX, 16, 4096, MEGATRON), Layout(dp=8, ep=8)
     waits = lambda framework: float(step_terms(replace(job, framework=framework), at)["waiting for the host"])
     made = work(layer(job, at), job, at, constants())
     gpu, host = made.phase("F"), made.host["F"]
     assert max(gpu, host) < made.routed < gpu + host and waits(MEGATRON) > 0
     at_once = MEGATRON.but(launch_seconds=0.0)
-    assert (
-        waits(at_once) == 0
-        and work(layer(job, at), replace(job, framework=at_once), at, constants()).routed == 0
-    )
     hidden = MEGATRON.but(hides=(*MEGATRON.hides, "dispatch"))
-    assert work(layer(job, at), replace(job, framework=hidden), at, constants()).routed == 0
+    assert waits(at_once) == 0
+    for framework in (at_once, hidden):
+        assert work(layer(job, at), replace(job, framework=framework), at, constants()).routed == 0

@@ -13,7 +13,6 @@ from three_axes.plan.cost import step_terms
 from three_axes.plan.data_parallel import adapter_share, synchronisation
 from three_axes.plan.flags import SOURCES, flags
 from three_axes.plan.job import MATRICES, Lora
-from three_axes.plan.layout import Axes
 from three_axes.plan.meeting import close_calls
 from three_axes.plan.memory import stage_states
 from three_axes.plan.operations import head, layer
@@ -49,10 +48,8 @@ def test_one_of_an_adapters_matrices_is_whole_on_each_rank(t):
 def test_a_frozen_matrix_has_no_weight_gradient(name):
     job = Job(MODELS[name], CLUSTERS["dgx-h100"], 8, 2048, MEGATRON)
     frozen = replace(job, lora=Lora(8))
-    full, few = (
-        [op for op in layer(j, Layout()) + head(j, Layout()) if op.phase == "W" and op.flops]
-        for j in (job, frozen)
-    )
+    every = lambda j: layer(j, Layout()) + head(j, Layout())
+    full, few = ([op for op in every(j) if op.phase == "W" and op.flops] for j in (job, frozen))
     assert full and all(op.name.startswith("adapter of") and op.adapters for op in few)
     assert sum(op.flops for op in few) < 0.02 * sum(op.flops for op in full)
     # Adapters add their FLOPs to forward. Weight gradients of frozen matrices are gone; the rest stays.
@@ -64,11 +61,8 @@ def test_a_frozen_matrix_has_no_weight_gradient(name):
 @pytest.mark.parametrize("framework, passes, kernels", [(MEGATRON, 1, 0), (TITAN, 5, 2)])
 def test_the_sum_with_an_adapter_is_a_products_own_or_two_passes(framework, passes, kernels):
     tokens, h, f = 4096, 4096, 14336
-    sums = {
-        op.phase: (op.streamed, op.kernels)
-        for op in layer(replace(LORA, framework=framework), Layout())
-        if op.name == "sum with adapter of gate"
-    }
+    ops = layer(replace(LORA, framework=framework), Layout())
+    sums = {op.phase: (op.streamed, op.kernels) for op in ops if op.name == "sum with adapter of gate"}
     assert sums == {"F": (2 * passes * tokens * f, kernels), "I": (2 * passes * tokens * h, kernels)}
 
 
@@ -122,8 +116,8 @@ def test_time_falls_and_no_figure_of_full_training_moves():
         assert sum(less.values()) <= sum(lora.values())
         wide = terms(replace(JOB, lora=Lora(16, four_bit=True)), layout)
         assert wide["casts"] > 0 and sum(wide.values()) > 0
-    # FSDP gathers frozen weights too, twice a microbatch, but reduces only the adapters' gradients: it sends
-    # 4 of 4 + 2 bytes.
+    # FSDP gathers frozen weights too, twice a microbatch, but reduces only the adapters' gradients. So it
+    # sends 4 of 4 + 2 bytes.
     dp = lambda job: sent(job, Layout(dp=8, zero=3))["dp"]
     narrow = replace(JOB, framework=MEGATRON.but(gradient_bytes=2))
     assert dp(LORA) == pytest.approx(2 / 3 * dp(narrow), rel=0.03)
@@ -242,7 +236,7 @@ def test_flags_print_known_names_and_all_of_them():
     assert printed == {framework: set(names.split()) for framework, names in NAMES.items()}
 
 
-def test_accelerate_takes_its_file_and_others_are_told_what_stands_beside(tmp_path):
+def test_accelerate_reads_its_file_and_flags_name_settings_elsewhere(tmp_path):
     from accelerate.commands.config.config_args import load_config_from_file
 
     job = replace(JOB, framework=TITAN)
@@ -316,14 +310,14 @@ def test_four_bits_are_cut_along_no_axis():
     assert {c.layout.ranks == c.layout.dp for c in plan(four, gpus=8).ranked} == {True}
 
 
-def test_a_policy_that_alone_is_asked_for_is_looked_at():
+def test_a_recompute_policy_that_is_the_only_one_is_tried():
     only = replace(JOB, framework=MEGATRON.but(recomputes=("selective",)))
     best = plan(only, gpus=8).best
     assert best.layout.recompute == "selective" and best.seconds == plan(JOB, gpus=8).best.seconds
     assert "recompute-granularity selective" in flags("megatron-lm", only, best.layout)
 
 
-def test_a_gpu_without_bf16_is_said():
+def test_a_gpu_without_bf16_gets_a_warning():
     volta = replace(CLUSTERS["dgx-h100"], device=DEVICES["v100-32gb"])
     small = replace(JOB, model=MODELS["llama-3.2-1b"], cluster=volta)
     assert any("no bf16 on v100-32gb" in said for said in estimate(small, Layout(dp=8)).warnings())
@@ -367,10 +361,6 @@ def test_every_kind_of_matrix_is_adapted_by_name():
     for model in ("llama-3-8b", "deepseek-v3", "deepseek-v2-lite"):
         job = Job(MODELS[model], CLUSTERS["dgx-h100"], 8, 2048, MEGATRON, lora=Lora(4))
         for kind, _ in job.model.kinds:
-            named |= {
-                re.fullmatch(r"adapter of (.*), (?:up|down)", op.name)[1]
-                for op in layer(job, Layout(), kind)
-                if op.name.startswith("adapter of")
-            }
+            names = [op.name for op in layer(job, Layout(), kind) if op.name.startswith("adapter of")]
+            named |= {re.fullmatch(r"adapter of (.*), (?:up|down)", name)[1] for name in names}
     assert named == set().union(*MATRICES.values())
-    assert Axes._fields == ("dp", "tp", "pp", "cp", "ep", "etp")

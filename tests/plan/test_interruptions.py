@@ -1,4 +1,4 @@
-"""The cost of lost GPUs: goodput, and the ranks that could go on."""
+"""What lost GPUs cost: goodput (the share of time that trains), and the layout that continues."""
 
 import random
 import re
@@ -15,7 +15,7 @@ JOB = Job(find_model("llama-3-70b"), CLUSTERS["dgx-h100"], 128, 8192)
 
 
 def simulated(seen: Interruptions, useful: float, seed: int) -> float:
-    """The share of the time that trains, in a simulation with interruptions at random times."""
+    """The share of time spent on training, in a simulation with interruptions at random times."""
     chance, clock, done = random.Random(seed), 0.0, 0.0
     while done < useful:
         until, at = chance.expovariate(1 / seen.between), 0.0
@@ -41,7 +41,7 @@ def test_llama_3_trained_for_more_than_nine_tenths_of_the_time():
     assert seen.between == pytest.approx(54 * 86400 / 419) and 0.9 < seen.goodput < 0.95
 
 
-def test_what_goes_on_without_a_node():
+def test_the_layout_that_continues_without_a_node():
     stops = lambda **sizes: going_on(estimate(JOB, Layout(**sizes))).layout
     assert stops(dp=4, tp=8, pp=2).dp == 2  # three are whole, and 128 sequences do not divide by 3
     assert stops(dp=8, tp=4, pp=2).dp == 4  # two replicas are on a node
@@ -61,5 +61,5 @@ def test_a_checkpoint_has_what_outlives_a_step():
     assert size(small) < size(JOB) / 100
 
 
-def test_where_it_never_ends_that_is_said():
+def test_goodput_is_0_where_a_checkpoint_never_ends():
     assert Interruptions(60.0, 1e12, 1e6).goodput == 0.0

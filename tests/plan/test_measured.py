@@ -1,4 +1,4 @@
-"""`--measured`: the texts that it reads, and its comparison with an estimate."""
+"""`plan --measured` and `estimate --measured`: the texts that they read, and the comparison."""
 
 import json
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_lines_of_logs(line, amount):
     assert read(f"dp 8 = {line}") == ({"dp": 8}, *amount)
 
 
-def test_a_layout_may_be_said_as_it_is_printed():
+def test_a_printed_layout_can_be_read_back():
     layouts = (
         LAYOUT,
         Layout(dp=8, cp=2, ep=4, zero=3, shard=8, recompute="full", recomputed=5),
@@ -50,36 +50,21 @@ def test_a_layout_may_be_said_as_it_is_printed():
     for layout in layouts:
         said, seconds, unit = read(f"{layout} = 16.2 s")
         assert Layout(**said) == layout and (seconds, unit) == (16.2, "s")
-    assert read("dp8 tp4 zero 1 no sp=1,100 tokens/s/GPU")[0] == dict(
-        dp=8, tp=4, zero=1, sequence_parallel=False
-    )
+    short = dict(dp=8, tp=4, zero=1, sequence_parallel=False)
+    assert read("dp8 tp4 zero 1 no sp=1,100 tokens/s/GPU")[0] == short
 
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "=",
-        "dp 8 = ",
-        "4.1",
-        "4.1 parsecs",
-        "dp eight = 4 s",
-        "-1 s",
-        "0 s",
-        "4..1 s",
-        "dp 8 dp 4 = 3 s",
-        "b 1 b 1 = 3 s",
-    ],
+    "|=|dp 8 = |4.1|4.1 parsecs|dp eight = 4 s|-1 s|0 s|4..1 s|dp 8 dp 4 = 3 s|b 1 b 1 = 3 s".split("|"),
 )
-def test_what_is_no_measurement_is_refused(text):
+def test_an_invalid_measurement_is_refused(text):
     with pytest.raises(ValueError):
         read(text)
 
 
 def test_a_step_of_an_estimate_has_its_ratio_and_its_place(capsys):
-    """`estimate --measured` reads the same texts as `plan --measured`. A text without a layout is about the
-    layout of the estimate.
-    """
+    """A measured step without a layout is about the layout of the estimate."""
     asked = "estimate llama-3-8b --gpus 64 --zero 3 --seq 8192 --framework torchtitan"
     out = lambda *measured: (
         main([*asked.split(), "--json", "--measured", *measured]) or json.loads(capsys.readouterr().out)
@@ -112,7 +97,7 @@ def test_a_step_of_an_estimate_has_its_ratio_and_its_place(capsys):
         (["0.01 s"], "cannot be: it is"),
     ],
 )
-def test_what_is_no_step_of_an_estimate_is_one_sentence(wrong, sentence, capsys):
+def test_a_measurement_that_cannot_be_is_refused_in_one_sentence(wrong, sentence, capsys):
     assert main(["estimate", "llama-3-8b", "--gpus", "64", "--zero", "3", "--measured", *wrong]) == 2
     assert sentence in capsys.readouterr().err
 

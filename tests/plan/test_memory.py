@@ -1,4 +1,4 @@
-"""Memory by formula equals the tables that print the formulas, and is near measured runs."""
+"""The planner's memory equals published formulas and tables, and is near measured runs."""
 
 from dataclasses import replace
 
@@ -39,9 +39,7 @@ def activations_per_layer(job, layout):
     return kept(layer(job, layout), layout.recompute)
 
 
-@pytest.mark.parametrize(
-    "row", rows_of("zero_2020_table1.csv"), ids=lambda r: f"{r['params_b']}B-{r['dp_degree']}"
-)
+@pytest.mark.parametrize("row", rows_of("zero_2020_table1.csv"), ids=lambda row: row["params_b"])
 def test_the_zero_papers_table_1(row):
     n, d = float(row["params_b"]) * 1e9, int(row["dp_degree"])
     for zero, column in ((1, "pos_gb"), (2, "pos_g_gb"), (3, "pos_g_p_gb")):
@@ -81,7 +79,7 @@ def test_korthikantis_table_2(t):
     job = Job(model, seq_len=s, framework=UNFUSED)
     split = dict(tp=t, microbatch=b)
     plain = split | {"sequence_parallel": False}
-    formulas = {  # the names in the data file -> how we say it
+    formulas = {  # name in the data file -> layout
         "tensor parallel": Layout(**plain),
         "tensor+sequence parallel": Layout(**split),
         "tensor parallel + selective recompute": Layout(**plain, recompute="selective"),
@@ -96,10 +94,8 @@ def test_korthikantis_table_2(t):
 
 def test_a_fused_attention_drops_5as_over_h():
     model, s, whole = MODELS["gpt3-175b"], 2048, Layout(sequence_parallel=False)
-    stored, fused = (
-        sum(activations_per_layer(Job(model, seq_len=s, framework=f), whole).values())
-        for f in (UNFUSED, TEXTBOOK)
-    )
+    jobs = (Job(model, seq_len=s, framework=framework) for framework in (UNFUSED, TEXTBOOK))
+    stored, fused = (sum(activations_per_layer(job, whole).values()) for job in jobs)
     assert stored - fused == 5 * model.heads * s * s
     assert fused == 34 * s * model.hidden
 
@@ -170,7 +166,7 @@ def test_layers_are_spread(layers, stages, on_stage):
 
 
 @pytest.mark.parametrize("sp, parts", [(True, 8), (False, 1)])
-def test_what_a_stage_holds_beside_its_layers(sp, parts):
+def test_memory_of_a_stage_beside_its_layers(sp, parts):
     """A GPT on one stage, tp 8. Beside its layers it holds the embedding's dropout mask, one byte a number,
     which sequence parallelism splits. The head holds two inputs, two bytes a number, and float32 scores.
     """
@@ -181,7 +177,7 @@ def test_what_a_stage_holds_beside_its_layers(sp, parts):
     assert held["logits"] == 4 * s * (model.hidden + model.vocab) / 8 and held["gathered weights"] == 0
 
 
-def test_one_by_one_costs_memory_and_time():
+def test_unfused_operations_cost_memory_and_time():
     """PyTorch's single operations keep and move more bytes than fused kernels, for a layer of Llama-3-8B."""
     model, s = MODELS["llama-3-8b"], 8192
     eager = TEXTBOOK.but(fused=False, fused_loss=False)
@@ -203,9 +199,7 @@ def test_one_by_one_costs_memory_and_time():
 
 
 def test_bytes_a_parameter_of_the_frameworks():
-    """Megatron-LM prints 18 bytes, and 6 + 12/d with its distributed optimizer. FSDP2 holds float32 weights,
-    gradients and Adam's two states: 16 bytes, sharded.
-    """
+    """Megatron-LM prints 18, and 6 + 12/d. FSDP2 holds float32 weights, gradients and two states: 16."""
     model, d = MODELS["llama-2-7b"], 8
 
     def held(name, zero):
@@ -218,9 +212,7 @@ def test_bytes_a_parameter_of_the_frameworks():
 
 
 def test_every_second_product_is_kept():
-    """torchtitan's policy on Llama-3-8B keeps the input, q, v, the attention's output, gate and down: 8, 8,
-    2, 8, 28 and 8 KiB a token.
-    """
+    """torchtitan's policy keeps the input, q, v, the attention's output, gate and down."""
     job = Job(MODELS["llama-3-8b"], seq_len=4096)
     held = sum(activations_per_layer(job, Layout(recompute="per-op")).values())
     assert held == 4096 * 1024 * (8 + 8 + 2 + 8 + 28 + 8)
@@ -259,10 +251,7 @@ def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, re
         (Layout(tp=3), "tp 3 does not divide 64 attention heads; take 2 or 4"),
         (Layout(pp=3), r"80 layers do not divide over 3 stages .*; take 2 or 4"),
         (Layout(dp=3, tp=8), "dp·tp·pp = 3·8·1 = 24, but there are 64 GPUs"),
-        (
-            Layout(dp=8, tp=8, microbatch=3),
-            "a batch of 128 does not divide by dp·microbatch = 8·3 = 24; take 120",
-        ),
+        (Layout(dp=8, tp=8, microbatch=3), "128 does not divide by dp·microbatch = 8·3 = 24; take 120"),
         (Layout(tp=0), "tp must be a whole number of at least 1, not 0"),
         (Layout(zero=4), "zero is 0, 1, 2 or 3, not 4"),
         (Layout(schedule="1f1b"), "unknown schedule '1f1b'; known are GPipe, 1F1B"),
@@ -288,7 +277,7 @@ THIRTY_NINETY = replace(DEVICES["a10g"], name="rtx3090", flops=71e12, achievable
     ],
 )
 def test_deepspeeds_buckets_and_copies_are_counted(model, device, layout, seq_len, holds):
-    """DeepSpeed holds flat buckets, weights that stay gathered, and copies of the gradients during a step."""
+    """DeepSpeed holds flat buckets, gathered weights, and copies of gradients during a step."""
     cluster = Cluster(name="eight", device=device, gpus_per_node=8)
     job = Job(MODELS[model], cluster, 8, seq_len, FRAMEWORKS["deepspeed"])
     made = estimate(job, layout)
@@ -301,9 +290,7 @@ def test_deepspeeds_buckets_and_copies_are_counted(model, device, layout, seq_le
 
 
 def test_per_op_recompute_saves_no_grouped_product():
-    """torchtitan's list of saved operations has no grouped product. Of the experts only the router's inputs
-    are kept.
-    """
+    """torchtitan saves no grouped product: of the experts only the router's inputs are kept."""
     job = Job(MODELS["qwen3-30b-a3b"], CLUSTERS["dgx-h100"], 8, 4096, FRAMEWORKS["torchtitan"])
     layout = Layout(dp=8, ep=8, zero=3, recompute="per-op")
     kept_ops = kept(layer(job, layout), "per-op")

@@ -16,15 +16,14 @@ from three_axes.__main__ import main
 
 
 def output_of(command: str) -> str:
+    """What a command prints."""
     with redirect_stdout(io.StringIO()) as out:
         assert main(command.split()) == 0
     return out.getvalue()
 
 
-class Ran(NamedTuple):
-    """A run: seconds of a step, and GB allocated and reserved on the GPU. All are None if it ran out of
-    memory.
-    """
+class Run(NamedTuple):
+    """A run: seconds of a step, GB allocated and reserved. All are None if it ran out of memory."""
 
     model: str
     tokens: int
@@ -35,7 +34,7 @@ class Ran(NamedTuple):
     reserved: float | None = None
 
 
-class Said(NamedTuple):
+class Estimated(NamedTuple):
     """The planner's estimate of a run. held: GB without the CUDA context."""
 
     verdict: str
@@ -45,57 +44,55 @@ class Said(NamedTuple):
     held: float
 
 
-def said_of(run: Ran) -> Said:
+def estimated(run: Run) -> Estimated:
+    """The planner's estimate of a run."""
     batch = f"--batch {run.sequences} --microbatch {run.sequences} --seq {run.tokens}"
-    asked = (
-        f"estimate {run.model} --zero 3 {batch} --recompute {run.recompute} --framework transformers --json"
-    )
-    made = json.loads(output_of(asked))
+    how = f"--zero 3 {batch} --recompute {run.recompute} --framework transformers"
+    made = json.loads(output_of(f"estimate {run.model} {how} --json"))
     verdict = "fits" if made["fits"] else "tight" if made["tight"] else "too large"
     ends = (made["step_seconds"] * made["sure"][end] for end in ("low", "high"))
     held = (made["memory_bytes"] - made["memory"]["overhead"]) / 1e9
-    return Said(verdict, made["step_seconds"], *ends, held)
+    return Estimated(verdict, made["step_seconds"], *ends, held)
 
 
 RUNS = [
-    Ran("qwen3-0.6b", 4096, 4, "none", 0.423, 75.5, 83.3),
-    Ran("qwen3-0.6b", 2048, 8, "none"),
-    Ran("qwen3-1.7b", 4096, 2, "none", 0.393, 67.2, 80.6),
-    Ran("qwen3-1.7b", 4096, 4, "full", 0.803, 65.2, 81.4),
-    Ran("llama-3.2-3b", 4096, 1, "none", 0.377, 68.8, 82.5),
-    Ran("llama-3.2-3b", 4096, 4, "full"),
-    Ran("gpt2-xl", 1024, 16, "full", 0.698, 39.3, 47.2),
-    Ran("tinyllama-1.1b", 2048, 8, "none", 0.359, 58.8, 68.2),
-    Ran("tinyllama-1.1b", 2048, 2, "none", 0.192, 27.7, 32.4),
+    Run("qwen3-0.6b", 4096, 4, "none", 0.423, 75.5, 83.3),
+    Run("qwen3-0.6b", 2048, 8, "none"),
+    Run("qwen3-1.7b", 4096, 2, "none", 0.393, 67.2, 80.6),
+    Run("qwen3-1.7b", 4096, 4, "full", 0.803, 65.2, 81.4),
+    Run("llama-3.2-3b", 4096, 1, "none", 0.377, 68.8, 82.5),
+    Run("llama-3.2-3b", 4096, 4, "full"),
+    Run("gpt2-xl", 1024, 16, "full", 0.698, 39.3, 47.2),
+    Run("tinyllama-1.1b", 2048, 8, "none", 0.359, 58.8, 68.2),
+    Run("tinyllama-1.1b", 2048, 2, "none", 0.192, 27.7, 32.4),
 ]
 
 
 @pytest.fixture(scope="module")
-def beside() -> list[tuple[Ran, Said]]:
-    return [(run, said_of(run)) for run in RUNS]
+def pairs() -> list[tuple[Run, Estimated]]:
+    return [(run, estimated(run)) for run in RUNS]
 
 
-def test_what_ran_is_not_refused_and_what_crashed_is_not_said_to_fit(beside):
-    for run, said in beside:
-        assert said.verdict != ("too large" if run.seconds else "fits"), run
-        assert not run.allocated or said.held == pytest.approx(run.allocated, rel=0.1)
+def test_no_run_that_ended_is_refused_and_no_run_that_crashed_is_said_to_fit(pairs):
+    for run, ours in pairs:
+        assert ours.verdict != ("too large" if run.seconds else "fits"), run
+        assert not run.allocated or ours.held == pytest.approx(run.allocated, rel=0.1)
     # The run that crashed had one microbatch of eight sequences; the planner takes two of four.
     plan = output_of("plan qwen3-0.6b --gpus 1 --batch 8 --seq 2048 --framework transformers")
     assert "b 4 · ZeRO-3" in plan and "7 fit, 1 more are tight" in plan
 
 
-def test_seconds_lie_inside_the_interval_but_where_the_host_is_slow(beside):
-    """Only the smallest run lies outside: it waits for the host, whose launches take longer than assumed."""
-    outside = [run for run, said in beside if run.seconds and not said.low <= run.seconds <= said.high]
+def test_seconds_are_inside_the_interval_except_where_the_host_is_slow(pairs):
+    """Only the smallest run is outside: it waits for the host, whose launches take longer than assumed."""
+    outside = [run for run, ours in pairs if run.seconds and not ours.low <= run.seconds <= ours.high]
     assert outside == [RUNS[-1]]
 
 
-def test_the_manual_has_these_runs(beside):
+def test_the_manual_has_these_runs(pairs):
     manual = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
-    for run, said in beside:
+    for run, ours in pairs:
         asked = f"| {run.model} | {run.tokens:,} · {run.sequences} | {run.recompute}"
-        here = (
-            f"{said.verdict} | {said.held:.1f} GB | {said.seconds:.2f} s, {said.low:.2f} to {said.high:.2f}"
-        )
+        seconds = f"{ours.seconds:.2f} s, {ours.low:.2f} to {ours.high:.2f}"
+        here = f"{ours.verdict} | {ours.held:.1f} GB | {seconds}"
         there = f"{run.allocated} GB | {run.seconds:.2f} s" if run.seconds else "out of memory | "
         assert f"{asked} | {here} | {there} |" in manual, f"{asked} | {here} | {there} |"

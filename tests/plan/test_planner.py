@@ -1,4 +1,4 @@
-"""The cost model's terms, and the planner's choices."""
+"""The planner: terms of a step's seconds, and which layouts it picks, refuses and explains."""
 
 import itertools
 import json
@@ -60,7 +60,7 @@ def test_measured_rings_set_the_pace_where_they_are_slower():
 
 @given(st.permutations(["dp", "tp", "pp"]), *(st.sampled_from([1, 2, 3, 4, 8, 16]) for _ in range(4)))
 def test_two_axes_never_get_a_nodes_links_at_once(order, d, t, p, node):
-    """`reach` returns for an axis how its groups are spread over nodes. The axes' members inside a node
+    """`reach` returns how an axis's groups are spread over nodes. The axes' numbers of members inside a node
     multiply to at most the node's GPUs.
     """
     layout = Layout(dp=d, tp=t, pp=p, order=tuple(order))
@@ -75,6 +75,7 @@ def test_two_axes_never_get_a_nodes_links_at_once(order, d, t, p, node):
 
 
 def _spans(layout):
+    """The number of ranks that the k innermost axes span, for each k."""
     spans, sizes = [1], list(layout.sizes.values())
     for size in reversed(sizes):
         spans.append(spans[-1] * size)
@@ -90,9 +91,7 @@ def test_only_one_of_two_axes_is_inside():
 
 
 def test_the_bubble_of_schedules_that_split_backward_is_the_simulated_one():
-    """GPT-3 without a head has equal stages. I (the gradient of the input) takes at least as long as W (that
-    of the weights) and as the forward.
-    """
+    """GPT-3 without a head has equal stages."""
     model = replace(MODELS["gpt3-175b"], vocab=1)
     for name, p, b in itertools.product([n for n, k in SCHEDULES.items() if k.splits], (2, 4, 8), (1, 2)):
         layout = Layout(tp=8, pp=p, microbatch=b, schedule=name)
@@ -110,10 +109,8 @@ def test_schedules_that_split_backward_are_asked_for():
     assert of(usual) == {"1F1B", "interleaved"} and of(everything) == set(SCHEDULES)
     assert everything.best.seconds <= usual.best.seconds
     assert len({row.layout for row in rows(everything)}) == len(rows(everything)) == everything.looked_at
-    for row in rows(everything):
-        Job(LLAMA3, global_batch=128).check(
-            row.layout
-        )  # raises if the planner tries a layout that is impossible
+    for row in rows(everything):  # each can be
+        Job(LLAMA3, global_batch=128).check(row.layout)
 
 
 @pytest.mark.parametrize(
@@ -170,10 +167,8 @@ def test_the_nearest_choice_is_one_that_the_gpus_allow():
 
 
 @pytest.mark.parametrize("t", [3, 7, 8, 14, 56])
-def test_what_a_hint_of_heads_offers_passes_both_tests(t):
-    """Qwen2.5-7B has 28 heads, 4 of them for keys and values, and a feed-forward width that 7 does not
-    divide.
-    """
+def test_a_hint_about_tp_offers_only_sizes_that_are_accepted(t):
+    """Qwen2.5-7B has 28 heads, 4 for keys and values, and a feed-forward width that 7 does not divide."""
     qwen = ModelShape("qwen2.5-7b", 28, 3584, 28, 152064, 4, 18944, gated=True, qkv_biases=True)
     with pytest.raises(ValueError) as refused:
         check(qwen, Layout(tp=t))
@@ -187,7 +182,7 @@ def test_what_a_hint_of_heads_offers_passes_both_tests(t):
     assert t == 3 or offered in ("4 or 28", "28")
 
 
-def test_what_cannot_be_laid_out_says_why():
+def test_a_job_without_a_layout_says_why():
     seven = plan(Job(MODELS["llama-3-8b"], DGX, 128), gpus=7)
     assert "0 fit" in repr(seven)
     why = "cannot be laid out on 7 GPUs with a batch of 128: .* a batch of 128 does not divide by"
@@ -195,10 +190,8 @@ def test_what_cannot_be_laid_out_says_why():
         seven.best
 
 
-def test_what_the_allocator_may_reserve_has_to_fit_too():
-    """A layout fits if the allocated bytes times the reserved share, with the context, fit the GPU. It is
-    tight if they fit only without that factor.
-    """
+def test_bytes_that_the_allocator_may_reserve_must_fit_too():
+    """Tight: the allocated bytes fit, but not with what the allocator may reserve beside them."""
     made = plan(JOB, gpus=64)
     card, times = DGX.device.memory, JOB.framework.holds.reserves
     assert times > 1 and made.tight and made.too_large
@@ -268,7 +261,7 @@ def test_sequence_parallelism_sends_a_quarter_more_where_it_gathers_again():
     assert again / plain == pytest.approx(1.25, rel=0.01) and kept / plain == pytest.approx(1, rel=0.01)
 
 
-def test_no_number_out_of_range_comes_through():
+def test_a_number_out_of_range_is_refused():
     device = DGX.device
     nan, inf = float("nan"), float("inf")
     of_cluster = dict(rails=(0, -3, "four"), gpus_per_node=(7.5,), device=("h100-80gb",))
@@ -294,7 +287,7 @@ def test_mfu_by_hand():
     assert e.step_seconds == pytest.approx(sum(e.time.values())) and all(s >= 0 for s in e.time.values())
 
 
-def test_an_estimate_draws_itself():
+def test_bars_of_an_estimate_add_up():
     e = estimate(JOB, Layout(dp=4, tp=8, pp=2, zero=1))
     for table in (e.time_table(), e.memory_table()):
         bars = [row[table.columns.index("drawn")] for row in table.rows]
@@ -345,7 +338,7 @@ def test_a_plan_explains_itself():
         assert winner.axes != best.axes
 
 
-def test_what_was_not_looked_at_is_not_explained_away():
+def test_why_says_that_a_layout_was_not_looked_at():
     why = plan(JOB, gpus=64, tp=4).why(dp=4, tp=8, pp=2)
     assert why == "DP 4 · TP 8 · PP 2 was not tried: only tp 4 was"
     sharded = FRAMEWORKS["deepspeed"].but(zeros=(3,), zeros_in_pipeline=())
@@ -358,10 +351,8 @@ def test_some_layers_are_computed_twice():
     """The cost is linear in the number of recomputed layers. The planner recomputes as few layers as fit."""
     job = Job(MODELS["llama-3-70b"], DGX, 128, 8192, find_framework("megatron-bridge"))
     sizes = dict(dp=4, tp=4, pp=4, interleave=5, schedule="interleaved", zero=1)
-    none, some, all_ = (
-        estimate(job, Layout(**sizes, recompute=recompute, recomputed=k))
-        for recompute, k in (("none", 0), ("full", 5), ("full", 0))
-    )
+    of = lambda recompute, k=0: estimate(job, Layout(**sizes, recompute=recompute, recomputed=k))
+    none, some, all_ = of("none"), of("full", 5), of("full")
     for seconds in (lambda e: e.time["matrices"], lambda e: e.time["attention"]):
         assert seconds(some) - seconds(none) == pytest.approx((seconds(all_) - seconds(none)) / 4)
     assert some.time["head"] == pytest.approx(none.time["head"])  # no head is computed twice
@@ -392,7 +383,7 @@ def activations(job, layout):
     return held * float(in_flight(layout, job.microbatches(layout), 1))
 
 
-def test_what_does_not_fit_says_by_how_much():
+def test_a_job_that_does_not_fit_says_by_how_much():
     made = plan(Job(MODELS["llama-3-405b"], DGX, 64, 8192), gpus=8)
     assert not made.ranked
     assert "too much" in made.why(**made.too_large[0].axes._asdict())
@@ -437,10 +428,7 @@ def test_clusters_from_a_file(tmp_path):
         ('{"device": {"flops": 1e14}}', "the device lacks achievable, bandwidth, memory"),
         ('{"device": {"flop": 1e14}}', "the device has no field 'flop'; known are name, flops"),
         ('{"device": "h200", "inter_node_bandwidth": -1}', "inter_node_bandwidth must be a positive number"),
-        (
-            '{"device": "h200", "intra_node_bandwidth": 900}',
-            "in bytes/s per GPU, one direction, and must be at",
-        ),
+        ('{"device": "h200", "intra_node_bandwidth": 900}', "bytes/s per GPU, one direction, and must be at"),
         ('{"device": "h200", "wires": 3}', "the cluster has no field 'wires'"),
         ('{"device": "h200", "all_to_all": [1, 2, 3]}', r"all_to_all is bytes/s .*, not \(1, 2, 3\)"),
         ('{"device": "h200", "host_bandwidth": 1e300}', r"must be at most 1e\+20; 1e\+300 is given"),
@@ -455,10 +443,8 @@ def test_clusters_from_a_file(tmp_path):
             find_cluster(str(path))
 
 
-def test_what_is_as_slow_or_as_long_as_can_be_has_a_plan():
-    """A plan with the slowest network and the largest batch exists, although a slower network and a larger
-    batch are refused.
-    """
+def test_the_slowest_network_and_the_largest_batch_have_a_plan():
+    """A slower network and a larger batch would be refused."""
     slowest = replace(DGX, inter_node_bandwidth=1e5)
     made = plan(Job(MODELS["toy"], slowest, 10**9, 64), gpus=8, dp=8)
     assert made.changed("speed between nodes", 0.5) is None and made.changed("global batch", 4) is None
@@ -466,7 +452,7 @@ def test_what_is_as_slow_or_as_long_as_can_be_has_a_plan():
 
 
 @pytest.mark.parametrize("name, shared", [("llama-3-8b", True), ("deepseek-v2-lite", False)])
-def test_what_a_change_leaves_alone_is_worked_out_once(name, shared):
+def test_a_changed_plan_reuses_what_the_change_leaves_alone(name, shared):
     """A changed plan reuses the parts that the change leaves alone, and equals a new plan."""
     found = plan(Job(MODELS[name], DGX, 64, 4096, find_framework("megatron-lm")), gpus=16)
     same = {"speed between nodes": True, "speed inside a node": True, "memory of a GPU": shared}

@@ -1,4 +1,4 @@
-"""Narrow numbers: the operations that get faster, the casts, and the bytes that are kept and sent."""
+"""Numbers of 8 and 4 bits: which operations get faster, the casts, and the bytes that are kept and sent."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,15 +39,11 @@ def test_only_products_run_at_the_narrow_rate(name):
 
 
 def test_casts_by_hand():
-    """Forward casts four inputs (one for q, k and v, one for gate and up). Backward casts the gradients of
-    all outputs.
-    """
+    """Forward casts four inputs (of q, k, v; of gate, up). Backward casts all outputs' gradients."""
     job = replace(JOB, precision="fp8")
     h, q, kv, f, tokens = 4096, 4096, 1024, 14336, 8192
-    casts = {
-        phase: sum(op.streamed for op in layer(job, Layout()) if op.part == "casts" and op.phase == phase)
-        for phase in "FI"
-    }
+    lines = [op for op in layer(job, Layout()) if op.part == "casts"]
+    casts = {phase: sum(op.streamed for op in lines if op.phase == phase) for phase in "FI"}
     assert casts["F"] == 4 * tokens * (h + q + h + f)
     assert casts["I"] == 4 * tokens * (q + 2 * kv + h + 2 * f + h)
     c = constants()
@@ -79,9 +75,7 @@ def test_a_device_without_the_rate_is_refused():
 
 
 def test_the_gain_of_fp8_is_near_the_printed_one():
-    """FP8's gain for Mixtral 8x22B on 128 H100 (delayed scaling) is a tenth more than printed, as the manual
-    says.
-    """
+    """FP8's gain for Mixtral 8x22B on 128 H100 is a tenth more than printed, as the manual says."""
     gains = folding_in_fp8()
     for method, (ours, printed) in gains.items():
         assert 1.09 < ours / printed < 1.12, method
@@ -109,9 +103,7 @@ def test_short_products_reach_less():
 
 
 def test_narrow_copies_of_weights():
-    """Transformer Engine keeps two narrow copies beside the weights. Weights that are narrow have
-    no copies.
-    """
+    """Transformer Engine keeps two narrow copies beside the weights, and none if the weights are narrow."""
     extra = lambda job: stage_memory(job, LAYOUT, 0).get("narrow weights", 0.0)
     matrices = 32 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336) / 2
     assert extra(JOB) == 0 and extra(replace(JOB, precision="fp8")) == 2 * matrices

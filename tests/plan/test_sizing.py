@@ -22,10 +22,12 @@ PLAN = "plan llama-3-8b --gpus 8 --cluster dgx-h100 --framework megatron-lm"
 
 @pytest.fixture
 def output_of(capsys):
+    """output_of(command) is what a command prints; with rc=2, what it prints when it refuses."""
+
     def run(command: str, rc: int = 0) -> str:
         assert main(command.split()) == rc
         got = capsys.readouterr()
-        assert not re.search(r"[-−]0(\.0+)?(?![\d.,])", got.out), "what is nothing has no sign"
+        assert not re.search(r"[-−]0(\.0+)?(?![\d.,])", got.out), "zero is printed with a minus sign"
         return got.err if rc else got.out
 
     return run
@@ -47,9 +49,8 @@ def test_an_estimate_has_seconds_memory_bytes_and_the_bubble(output_of):
     assert "gemm_efficiency" not in out and "gemm_efficiency" in output_of(f"{sizes} --explain")
     made = json.loads(output_of(f"{sizes} --json"))
     assert made["bubble"] == pytest.approx(made["time"]["bubble"] / made["step_seconds"])
-    assert max(sum(stage.values()) for stage in made["memory_by_stage"]) == pytest.approx(
-        made["memory_bytes"]
-    )
+    stages = [sum(stage.values()) for stage in made["memory_by_stage"]]
+    assert max(stages) == pytest.approx(made["memory_bytes"])
     sent = json.loads(output_of("estimate llama-3-8b --dp 8 --batch 64 --json"))["bytes"]["first"]
     assert sent["dp"] == pytest.approx(2 * 7 / 8 * 2 * MODELS["llama-3-8b"].params) and sent["tp"] == 0
     stages = json.loads(output_of("estimate llama-3-8b --pp 4 --batch 64 --json"))["bytes"]
@@ -59,10 +60,8 @@ def test_an_estimate_has_seconds_memory_bytes_and_the_bubble(output_of):
 def test_without_a_model_an_estimate_is_of_a_schedule(output_of):
     bubble = output_of("estimate --pp 4 --microbatches 8")
     assert "27.27% of wall time idle\nheld at once, by rank: [4, 3, 2, 1]" in bubble
-    two = json.loads(output_of("estimate --pp 4 --microbatches 8 --schedule interleaved --json"))
-    three = json.loads(
-        output_of("estimate --pp 4 --microbatches 8 --schedule interleaved --interleave 3 --json")
-    )
+    asked = "estimate --pp 4 --microbatches 8 --schedule interleaved --json"
+    two, three = (json.loads(output_of(asked + more)) for more in ("", " --interleave 3"))
     assert three["bubble"] < two["bubble"] == pytest.approx(3 / 2 / (8 + 3 / 2))
 
 
@@ -86,7 +85,7 @@ def test_options_are_few():
     assert len(set().union(*names.values())) <= 50
 
 
-def test_what_other_programs_read(output_of):
+def test_the_json_of_a_plan_gives_the_same_estimate_again(output_of):
     printed = json.loads(output_of(f"{LARGE} --framework megatron-bridge --json"))
     assert printed["inputs"]["framework"] == "megatron-bridge" and printed["inputs"]["gradient_bytes"] == 2
     first = printed["ranked"][0]
@@ -146,16 +145,10 @@ def test_tokens_in_place_of_sequences(output_of, given, batch):
         (f"{PLAN} --lora 16 --flags megatron", "no flag for LoRA"),
         ("estimate llama-3-8b --dp 8 --zero 3 --shard 3 --batch 8", "shard 3 does not divide the 8 replicas"),
         ("plan llama-3-70b --gpus 8", "it fits with LoRA (--lora 16)"),
-        ("plan llama-3-405b --gpus 8", "does not fit"),
-        ("plan llama-3-70bb --gpus 64", "the nearest is 'llama-3-70b'"),
-        ("plan llama-3-70b --gpus 0", "gpus must be a whole number"),
         ("plan llama-3-70b --gpus 8 --cluster dgx-h1000", "the nearest is 'dgx-h100'"),
-        ("estimate llama-3-70b --tp 3", "take 2 or 4"),
-        ("estimate llama-3-70b --framework megatorn", "the nearest is 'megatron-lm'"),
-        ("estimate --pp 4 --microbatches 9 --schedule interleaved", "take 8 or 10"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(output_of, command, sentence):
+def test_a_wrong_command_is_refused_in_one_sentence(output_of, command, sentence):
     err = output_of(command, rc=2)
     assert sentence in err and err.count("\n") == 1 and "Traceback" not in err
 
@@ -172,13 +165,13 @@ def test_hours_flags_and_a_page(output_of, tmp_path):
     assert "--tensor-model-parallel-size" in out and path.read_text(encoding="utf-8").startswith("<!doctype")
 
 
-def test_sizes_to_ask_about_are_at_least_1(capsys):
+def test_sizes_after_why_are_at_least_1(capsys):
     with pytest.raises(SystemExit):
         main(f"{PLAN} --why 0,1,1".split())
     assert "'0,1,1' is not DP,TP,PP, each at least 1" in capsys.readouterr().err
 
 
-def test_names_from_files_steer_neither_terminal_nor_page(output_of, tmp_path):
+def test_names_from_files_control_neither_terminal_nor_page(output_of, tmp_path):
     name, model, cluster = "<b>\x1b[2J", tmp_path / "model.json", tmp_path / "cluster.json"
     model.write_text(json.dumps(dict(name=name, layers=4, hidden=256, heads=4, vocab=256)))
     device = dict(name=name, flops=1e14, achievable=1e14, bandwidth=1e12, memory=1e11)
@@ -191,7 +184,7 @@ def test_names_from_files_steer_neither_terminal_nor_page(output_of, tmp_path):
     assert "�[2J.json: No such file" in err and "\x1b" not in err
 
 
-def test_what_is_trained_is_said(output_of):
+def test_lora_and_switches_are_printed_and_change_the_memory(output_of):
     out = output_of("plan llama-3-8b --gpus 1 --batch 16 --lora 16 --with 4-bit 8-bit-adam")
     assert "4-bit LoRA 16, 8-bit Adam" in out
     small = json.loads(output_of("estimate llama-3-8b --batch 8 --lora 16 --with 4-bit --json"))
@@ -231,10 +224,8 @@ def test_the_json_of_each_command_is_as_the_manual_says(command, output_of):
     assert set(re.findall(r"`(\w+)`(?!\))", row)) == set(printed)
 
 
-def test_what_is_said_aloud(output_of):
-    """The output names the cheapest number of GPUs and the defaults that recipes change, and says if one GPU
-    is enough.
-    """
+def test_a_plan_names_the_cheapest_gpus_and_changed_defaults(output_of):
+    """The output also says if one GPU is enough."""
     out = output_of(f"{PLAN} --batch 64 --train-tokens 1T".replace("--gpus 8", "--gpus 64"))
     fewest, least, hours = re.search(
         r"fewest that fit, by halves, are (\d+) GPUs. Cheapest are (\d+): ([\d,]+) GPU-hours", out
@@ -249,20 +240,11 @@ def test_what_is_said_aloud(output_of):
     )
 
 
-def test_why_and_flips_take_all_axes(output_of):
-    out = output_of(
-        "plan deepseek-v2-lite --gpus 16 --batch 64 --seq 4096 --framework megatron-lm --why 8,1,2,1,8"
-    )
-    assert "EP 8" in out and re.search(r"number \d+ of \d+ sizes|the fastest", out)
-
-
 def test_a_plan_imports_what_it_needs():
     """`plan` must not import PyTorch or modules of other commands: start-up is half of its time."""
     code = f"import sys; from three_axes.__main__ import main; main({PLAN.split()!r}); print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300
-    ).stdout
-    modules = set(loaded.split())
+    how = dict(capture_output=True, text=True, cwd=ROOT, timeout=300)
+    modules = set(subprocess.run([sys.executable, "-c", code], **how).stdout.split())
     assert "three_axes.plan.planner" in modules
     others = ("configs", "flags", "page", "meeting", "remedies", "schedules", "simulation", "traffic")
     unneeded = {"torch", "multiprocessing", "html", "difflib", "importlib.resources"}

@@ -1,4 +1,4 @@
-"""Each term of seconds and of bytes equals a number computed by hand."""
+"""Each term of the planner's seconds and bytes equals a number computed by hand."""
 
 from dataclasses import replace
 
@@ -95,16 +95,14 @@ def test_seconds_of_data_parallelism_that_nothing_hides():
         assert float(took) == pytest.approx((D - 1) / D * bytes_ / 450e9 + hops * 5e-6)
 
 
-def test_what_hides_shows_a_fifth():
+def test_a_fifth_of_hidden_communication_is_exposed():
     job = Job(LLAMA, DGX, D * M, 4096)
     open_ = step_terms(replace(job, framework=TEXTBOOK.but(hides=())), Layout(dp=D))["data parallel"]
     assert float(step_terms(job, Layout(dp=D))["data parallel"]) == pytest.approx(0.2 * float(open_))
     # ZeRO-2 reduces in each microbatch, hidden under its backward. Nothing hides the gather of the weights.
     short = replace(job, seq_len=1024)
-    some, all_ = (
-        float(step_terms(replace(short, framework=f), Layout(dp=D, zero=2))["data parallel"])
-        for f in (TEXTBOOK, TEXTBOOK.but(hides=()))
-    )
+    jobs = (replace(short, framework=framework) for framework in (TEXTBOOK, TEXTBOOK.but(hides=())))
+    some, all_ = (float(step_terms(job, Layout(dp=D, zero=2))["data parallel"]) for job in jobs)
     assert some == pytest.approx((0.2 * M + 1) / (M + 1) * all_)
 
 
@@ -145,10 +143,8 @@ def test_a_tied_head_is_copied_to_the_last_stage():
 
 
 @pytest.mark.parametrize("sp, calls", [(True, [1, 0, 1, 1]), (False, [0, 1, 0, 0])])
-def test_what_the_embedding_sends(sp, calls):
-    """With sequence parallelism the embedding's gradient is gathered again, as is that of learned
-    positions.
-    """
+def test_collectives_of_the_embedding(sp, calls):
+    """Under sequence parallelism the gradients of the embedding and of learned positions are gathered."""
     model = MODELS["gpt3-175b"]
     ops = embedding(Job(model, DGX, 8, 2048), Layout(tp=8, sequence_parallel=sp))
     sent = [op.sends for op in ops]
@@ -267,9 +263,7 @@ def test_collectives_with_a_root_pass_each_rank_once():
 
 
 def test_the_gradients_of_a_tied_head_are_summed():
-    """The first and the last stage each hold a copy of the tied matrix, and send its gradient to
-    each other.
-    """
+    """The first and the last stage each hold the tied matrix, and send its gradient to each other."""
     model = MODELS["gpt3-175b"]
     job = Job(model, DGX, 64, 2048, FRAMEWORKS["megatron-lm"])
     free = replace(job, model=replace(model, tied=False))
@@ -294,7 +288,7 @@ def test_the_gradients_of_a_tied_head_are_summed():
         ("megatron-lm", "dgx-h100", 8192, 529, 518),
     ],
 )
-def test_what_a_fused_attention_reaches(framework, cluster, seq_len, forward, backward):
+def test_the_speed_of_a_fused_attention(framework, cluster, seq_len, forward, backward):
     job = Job(MODELS["llama-3-70b"], CLUSTERS[cluster], 1, seq_len, FRAMEWORKS[framework])
     ops = [op for op in layer(job, Layout()) if op.name == "attention"]
     alone = constants()._replace(gemm_efficiency=1.0)
@@ -320,7 +314,7 @@ def test_windows_reach_little():
         ("torchtitan", 40, 0),
     ],
 )
-def test_what_an_optimizer_moves(name, of_owned, of_held):
+def test_bytes_that_an_optimizer_moves(name, of_owned, of_held):
     framework, model = FRAMEWORKS[name], MODELS["llama-3-8b"]
     job = Job(model, DGX, 8, 8192, framework)
     layout = framework.layout(dp=8, zero=3 if name == "torchtitan" else 1)
@@ -329,15 +323,11 @@ def test_what_an_optimizer_moves(name, of_owned, of_held):
 
 
 def test_norms_of_queries_and_keys_are_priced():
-    """Each layer has a norm of the queries and one of the keys. Unfused, each norm has six kernels, and its
-    input is kept.
-    """
+    """Each layer has two norms. Unfused, each has six kernels, and its input is kept."""
     qwen, titan = MODELS["qwen3-30b-a3b"], FRAMEWORKS["torchtitan"]
     dense = replace(qwen, experts=None)
-    with_, without = (
-        layer(Job(model, framework=titan, seq_len=4096), Layout(zero=3))
-        for model in (dense, replace(dense, qk_norm=False))
-    )
+    of = lambda model: layer(Job(model, framework=titan, seq_len=4096), Layout(zero=3))
+    with_, without = of(dense), of(replace(dense, qk_norm=False))
     total = lambda ops, of: sum(float(of(op)) for op in ops if op.phase in "FI")
     more = lambda of: total(with_, of) - total(without, of)
     numbers = 4096 * (dense.q_width + dense.kv_width)
@@ -347,9 +337,7 @@ def test_norms_of_queries_and_keys_are_priced():
 
 
 def test_one_rank_of_fsdp_casts_all_of_its_weights():
-    """Before each of the two gathers in a microbatch, a rank reads its float32 weights and writes their
-    half-precision copy. Each of d ranks casts only its part.
-    """
+    """Twice a microbatch, each of d ranks casts its part from float32 to half precision."""
     job = Job(MODELS["llama-3.2-1b"], framework=FRAMEWORKS["torchtitan"], global_batch=8)
     moved = lambda job, d: sum(
         float(op.streamed) for op in synchronisation(job, Layout(dp=d, zero=3)) if op.name == "copies"

@@ -1,6 +1,4 @@
-"""The bytes of the theory's list of operations equal those that PyTorch's collectives get on real ranks, and
-those that the ranks send.
-"""
+"""The planner's list of operations has the bytes that PyTorch's collectives get and send on real ranks."""
 
 import pytest
 import torch
@@ -28,7 +26,7 @@ def eight():
 
 
 def step(d: int, p: int, t: int, sequence: bool = False):
-    """The counted traffic of one step of the toy on a grid. Ranks outside the grid do nothing."""
+    """On a rank: one step of the toy on a grid of d·p·t ranks, counted. Other ranks do nothing."""
     grid = toy.grid_groups(d, p, t)
     stage = toy.on_grid(toy.ToyTransformer(hidden=64, seed=0), grid, sequence)
     ops = one_f_one_b(p, 4).ops[grid["pp"].get_local_rank()]
@@ -38,9 +36,7 @@ def step(d: int, p: int, t: int, sequence: bool = False):
 
 
 def by_axis(traffic: Traffic, rank: int, sizes: dict[str, int]) -> dict[str, float]:
-    """Axis -> bytes that a rank must send, computed from its collectives. The group of all ranks is
-    "world".
-    """
+    """Axis -> bytes that a rank must send, by its collectives. The group of all ranks is "world"."""
     alone = [axis for axis, size in sizes.items() if size == len(traffic.ranks)]
     name = lambda row: alone[0] if alone and row.axis == "world" else row.axis
     return {axis: sum(row.algorithmic for row in traffic.ranks[rank] if name(row) == axis) for axis in sizes}
@@ -95,19 +91,17 @@ def test_a_step_is_the_sum_of_its_stages():
     assert sent(job, layout) == sent(job, layout, 2)
 
 
-@pytest.mark.parametrize(
-    "schedule, v, messages", [("interleaved", 2, [3, 4, 4, 3]), ("ZB-V", 1, [2, 4, 4, 2])]
-)
-def test_chunks_send_more(schedule, v, messages):
+@pytest.mark.parametrize("schedule, v, at_ends", [("interleaved", 2, 3), ("ZB-V", 1, 2)])
+def test_chunks_send_more(schedule, v, at_ends):
     """Each chunk sends a message forward and one backward, except at the ends. At the turn of a V both stages
     are on one rank, so no message is sent."""
     job = Job(MODELS["llama-3-8b"], global_batch=8, framework=TEXTBOOK)
     layout = Layout(pp=4, interleave=v, schedule=schedule)
     listed = [sum(c.calls for c in calls(job, layout, k) if c.axis == "pp") / 8 for k in range(4)]
-    assert listed == messages
+    assert listed == [at_ends, 4, 4, at_ends]
 
 
-def test_who_sends_to_whom_is_the_layouts_order(eight):
+def test_the_layouts_order_decides_which_ranks_send_to_each_other(eight):
     """If pp is outermost, rank 0 sends to rank 1 along tp, to rank 2 along dp, and to rank 4 along pp."""
     eight.run(step, 2, 2, 2)
     sizes = Layout(dp=2, tp=2, pp=2).sizes
@@ -123,9 +117,7 @@ def four():
 
 
 def counted_like(world: World, job: Job, layout: Layout, axis: str, run) -> None:
-    """On every rank the collectives of `run` must equal those in the list for one layer's axis, one
-    by one.
-    """
+    """On every rank the collectives of `run` must equal those of the list along one axis of a layer."""
     world.run(run)
     paper = {}
     for one in (op.sends for op in operations.layer(job, layout)):

@@ -1,7 +1,7 @@
 """Predictions of published runs with experts, context parallelism and narrow numbers, in the form of
 `three_axes.plan.validation`. Nothing was fitted to these runs.
 
-The docstring of each set has what its table does not print.
+The docstring of each set says what its table does not print, and what is assumed instead.
 """
 
 from __future__ import annotations

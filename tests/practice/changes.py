@@ -1,4 +1,4 @@
-"""Single changes to a solution, made by a program, to check that nothing unforeseen is praised."""
+"""Changes of a solution, one at a time, made by a program. No check may praise such a changed function."""
 
 import ast
 import inspect
@@ -13,19 +13,14 @@ import torch
 from helpers.practice.engine import compiled
 
 OPERATORS = ((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.FloorDiv, ast.Mod), (ast.And, ast.Or))
-COMPARISONS = (
-    (ast.Lt, ast.GtE),
-    (ast.Gt, ast.LtE),
-    (ast.Eq, ast.NotEq),
-    (ast.In, ast.NotIn),
-    (ast.Is, ast.IsNot),
-)
+COMPARISONS = ((ast.Lt, ast.GtE), (ast.Gt, ast.LtE), (ast.Eq, ast.NotEq))
+COMPARISONS += ((ast.In, ast.NotIn), (ast.Is, ast.IsNot))
 OTHER = {one: other for pair in OPERATORS + COMPARISONS for one, other in (pair, pair[::-1])}
 LARGE = 64  # numbers of a tensor, or a number, above which a result is doubled
 
 
 def changed(function: Callable, most: int, seed: int) -> Iterator[tuple[str, Callable]]:
-    """(description, changed function): at most so many of all possible changes, drawn at random."""
+    """(description, changed function) for at most `most` changes, drawn at random from all possible ones."""
     chance = random.Random(seed)
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     ways = list(_ways(tree))
@@ -64,14 +59,12 @@ def _ways(tree: ast.Module) -> Iterator[tuple[int, str, Callable[[ast.AST], None
     """(number of the node in the walk, description, a function that changes the node in place), for each."""
     for at, node in enumerate(ast.walk(tree)):
         for what, change in _changes(node):
-            yield (
-                at,
-                f"{getattr(node, 'lineno', 1)}: {what} in {ast.unparse(node).splitlines()[0][:60]}",
-                change,
-            )
+            code = ast.unparse(node).splitlines()[0][:60]
+            yield at, f"{getattr(node, 'lineno', 1)}: {what} in {code}", change
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Callable]]:
+    """(description, a function that changes the node in place), for each change of one node."""
     match node:
         case ast.Constant(value=bool() as value):
             yield f"{value} turned", lambda one: setattr(one, "value", not value)

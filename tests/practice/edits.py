@@ -1,4 +1,4 @@
-"""Natural attempts: changes of a solution, each in a line, or functions of their own."""
+"""Attempts at an exercise, written as an edit of its solution in one line, or as a function."""
 
 import inspect
 import textwrap

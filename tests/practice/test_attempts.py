@@ -1,10 +1,10 @@
-"""The answers to natural attempts. `attempts.csv` has, for each exercise, changes to its solution that are
-not among its own edits, and the answer of the check. No mistake passes, none gets a wrong name, most get a
-name; and right attempts that are written differently pass.
+"""Attempts at exercises get the answers in `attempts.csv`. No wrong attempt passes or gets a wrong name, most
+get a name, and right attempts that are written differently pass.
 
-change: like an edit of an exercise, `text => other text`; several are separated by ` & `, and ⏎ ends a line.
-Or a whole function, if it is written differently from the solution. told: the mistake's name; (observed) if
-the check describes what it observed, without a name; (crashed) if it gives the ranks' own report; (right).
+A row has an exercise, a change of its solution that is not among the edits the exercise knows, and the
+answer. change: `text => other text`; several are separated by ` & `, and ⏎ ends a line; or a whole function.
+told: the mistake's name; (observed) if the check describes what it observed, without a name; (crashed) if it
+gives the ranks' own report; (right).
 """
 
 import csv
@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("judges_share_worlds")]
 
 with open(Path(__file__).with_name("attempts.csv"), encoding="utf-8") as f:
     ROWS = [tuple(row.values()) for row in csv.DictReader(f)]
-# Names for descriptions of what was observed.
+# How names begin that only describe what was observed.
 OBSERVED = ("another ", "other ")
-# For these, ranks measure what the attempt is called with.
+# Ranks measure the inputs of these exercises.
 MEASURED = ("d01.fingerprints", "d10.cheapest", "d11.placing")
 ON_PAPER = {
     name: [(change, expected) for of, change, expected in ROWS if of == name]
@@ -32,8 +32,8 @@ ON_PAPER = {
 }
 
 
-def told(answer) -> str:
-    """What a row has for an answer."""
+def words_of(answer) -> str:
+    """An answer in the words of the table's column `told`."""
     if answer is None or answer.kind == "right":
         return "(right)"
     if answer.misconception and not answer.misconception.startswith(OBSERVED):
@@ -41,9 +41,9 @@ def told(answer) -> str:
     return {"wrong": "(observed)"}.get(answer.kind, f"({answer.kind})")
 
 
-def is_told(answer, expected: str) -> bool:
-    """A row may also have one of the names for descriptions."""
-    return expected in (told(answer), answer and answer.misconception)
+def is_expected(answer, expected: str) -> bool:
+    """Whether an answer is the expected one. A row may also have a name that only describes."""
+    return expected in (words_of(answer), answer and answer.misconception)
 
 
 def cases():
@@ -56,15 +56,15 @@ def cases():
 
 
 @pytest.mark.parametrize("name, change, expected", list(cases()))
-def test_an_attempt_is_told_what_the_table_says(name, change, expected, monkeypatch):
+def test_an_attempt_gets_the_answer_in_the_table(name, change, expected, monkeypatch):
     monkeypatch.setattr(b4.cells, "_deals", [0])  # after a wrong diagnosis the roles of the ranks change
     answer = EXERCISES[name].check(edited(EXERCISES[name].reference, change))
-    assert (answer.kind == "right") == (expected == "(right)") and is_told(answer, expected), answer
+    assert (answer.kind == "right") == (expected == "(right)") and is_expected(answer, expected), answer
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_PAPER)
-def test_attempts_at_what_needs_no_ranks_are_told_the_same_without_them(name):
+def test_attempts_that_need_no_ranks_get_the_same_answer_without_ranks(name):
     """Attempts that crash, or call the course's own code, run on a rank."""
     exercise = EXERCISES[name]
     does, observe = next(exercise.worlds())
@@ -75,7 +75,7 @@ def test_attempts_at_what_needs_no_ranks_are_told_the_same_without_them(name):
         except Exception:  # noqa: BLE001  the attempt's own
             run = None
         answer = exercise.judged(run, does) if run else exercise.check(attempt)
-        assert is_told(answer, expected), (change, answer)
+        assert is_expected(answer, expected), (change, answer)
 
 
 def test_most_attempts_have_a_name_and_none_is_an_edit_that_an_exercise_knows():

@@ -1,6 +1,5 @@
-"""No check praises an attempt that does something else, for single changes to each solution that a program
-makes. A praised change does the same as the solution on all inputs of the check, or is one of several right
-ways.
+"""No check praises a solution that `changes` has changed in one place, unless it still does the same on all
+inputs of the check, or the exercise has several right ways.
 """
 
 from collections import Counter
@@ -16,7 +15,6 @@ from helpers.practice.runs import alike
 pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("judges_share_worlds")]
 
 QUICK, ALL = 3, 40  # changes of each exercise: by `make test-all`, and by `make attempts`
-EXACT = 1e-9  # relative; for values computed in float32 the usual tolerance is used
 JUDGED = {name: one for name, one in EXERCISES.items() if isinstance(one, Compared)}
 
 

@@ -22,7 +22,7 @@ def test_every_question_is_answered_with_figures(page):
     assert "3/35 = 8.6%" in page.answers[QUESTIONS[2]]
 
 
-def test_a_third_of_the_memory_free_is_what_lets_it_go_on_without_a_node():
+def test_with_a_third_of_the_memory_free_training_continues_without_a_node():
     of = d14.the_plan()
     lost = lambda layout: Defence(of, layout).answers[QUESTIONS[6]]
     assert "DP 2 could go on" in lost(Layout(dp=4, tp=8, pp=2, zero=1))

@@ -1,4 +1,4 @@
-"""The answers to a reader's own schedule."""
+"""`diagnose` reads a pipeline schedule that somebody wrote, and explains what is wrong with it."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_known_schedules_are_recognised(make):
     assert read.name == make(4, 8).name and read.ops == make(4, 8).ops
 
 
-def test_one_of_ones_own():
+def test_an_order_of_ones_own_is_recognised():
     orders = text(schedules.one_f_one_b(4, 8))
     orders[0][0], orders[0][1] = orders[0][1], orders[0][0]
     assert diagnose.read(orders, 8).name == "your own"
@@ -39,13 +39,13 @@ def test_one_of_ones_own():
         ([["F0", "W0", "I0"]], 1, "a W before its I"),
     ],
 )
-def test_what_is_wrong_has_a_name(orders, m, name):
+def test_a_wrong_schedule_gets_the_name_of_its_mistake(orders, m, name):
     with pytest.raises(Illegal) as e:
         diagnose.read(orders, m)
     assert e.value.misconception == name
 
 
-def test_a_standstill_is_told_rank_by_rank():
+def test_a_schedule_that_hangs_is_explained_rank_by_rank():
     orders = [["F0", "F1", "B0", "B1"], ["F1", "B1", "F0", "B0"]]
     assert diagnose.run(diagnose.read(orders, 2)).makespan > 0  # out of order, and yet it runs
     orders = [["F0", "B0", "F1", "B1"], ["F1", "B1", "F0", "B0"]]

@@ -1,6 +1,4 @@
-"""The engine of exercises by itself: what it reads, runs and compares, and its answers to unknown
-mistakes.
-"""
+"""The engine that checks exercises, tried on small exercises: what it reads, runs, compares and answers."""
 
 from collections import namedtuple
 from functools import partial
@@ -35,21 +33,17 @@ def test_a_diff_changes_whole_lines_in_their_order():
     assert edited(double, "-    twice = x + x\n-    return twice\n+    return 7\n")(2) == 7
     both = "-    twice = x + x\n+    twice = x + x\n+    twice += 1\n-    return twice\n+    return -twice\n"
     assert edited(double, both)(2) == -5
-    for unknown in (
-        "-    twice = 3 * x\n",
-        "-    return twice\n+    pass\n-    twice = x + x\n",
-        "+    pass\n",
-    ):
+    in_another_order = "-    return twice\n+    pass\n-    twice = x + x\n"
+    for unknown in ("-    twice = 3 * x\n", in_another_order, "+    pass\n"):
         with pytest.raises(ValueError, match="double has no lines .* exactly as in the source"):
             edited(double, unknown)
     with pytest.raises(ValueError, match="double: 'x => y' is no diff"):
         edited(double, "x => y")
 
 
-def test_a_change_in_one_line_stands_for_many():
-    assert (
-        changed("x + x", "x => y & y + => 2 *", "it") == "2 * y" and changed("a", "a => b⏎c", "it") == "b\nc"
-    )
+def test_an_edit_in_one_line_may_change_several_places():
+    assert changed("x + x", "x => y & y + => 2 *", "it") == "2 * y"
+    assert changed("a", "a => b⏎c", "it") == "b\nc"
     for unknown in ("thrice => y", "x"):
         with pytest.raises(ValueError, match="to be edited"):
             changed("x", unknown, "it")
@@ -97,7 +91,7 @@ def test_rows_without_a_proof_need_a_function_and_functions_a_row():
         (torch.tensor([1.0]), torch.tensor([nan]), False),
     ],
 )
-def test_alike(a, b, same):
+def test_which_values_are_alike(a, b, same):
     assert alike(a, b) is same and alike(b, a) is same
 
 
@@ -107,7 +101,7 @@ def test_alike_within_a_tolerance():
     assert alike(torch.tensor([100.0]), torch.tensor([101.0]), 0.02)
 
 
-def test_number():
+def test_only_numbers_are_read_as_numbers():
     assert number(2) == number(torch.tensor(2)) == 2.0
     for odd in ("2", b"2", True, None, nan):
         with pytest.raises((TypeError, ValueError)):
@@ -116,6 +110,17 @@ def test_number():
 
 # -- asked, on paper -------------------------------------------------------------------------------
 
+
+def markdown(title: str, *rows: tuple[str, str, str]) -> str:
+    """A file mistakes.md. A row has a name, advice and a proof. A proof `old => new` is an edit of a line."""
+    made = [f"# {title}"]
+    for name, advice, proof in rows:
+        old, edits, new = proof.partition(" => ")
+        made += [f"## {name}", advice, f"```diff\n-    {old}\n+    {new}\n```" if edits else proof]
+    return "\n\n".join(made) + "\n"
+
+
+FORM = "- parts: `form`"
 area = Asked(
     "area",
     lambda a, b: a * b,
@@ -128,25 +133,12 @@ area = Asked(
     shows={
         "too large": lambda run, truth: not run.error and run.values[0] > 99 and f"You say {run.values[0]:g}."
     },
-    mistakes="""
-# area
-
-## too large
-
-Look again.
-
-## a division
-
-Divide nothing.
-
-- error: `ZeroDivision`
-
-## no number
-
-Give a number.
-
-- parts: `form`
-""",
+    mistakes=markdown(
+        "area",
+        ("too large", "Look again.", ""),
+        ("a division", "Divide nothing.", "- error: `ZeroDivision`"),
+        ("no number", "Give a number.", FORM),
+    ),
 )
 
 
@@ -156,7 +148,7 @@ def judged(attempt) -> Answer | None:
     return area.judged(observe(attempt), does)
 
 
-def test_what_parts_is_named_in_the_order_of_the_rows():
+def test_a_wrong_answer_gets_the_first_name_that_fits():
     assert judged(lambda a, b: a * b) is None and judged(lambda a, b: float(a * b)) is None
     assert judged(lambda a, b: a + b).figures == [("area", "5", "6")]
     for attempt, name, text in (
@@ -198,51 +190,15 @@ summed = on_two(
     doubled,
     inputs=ones,
     gradient=lambda arguments: torch.ones(4),
-    mistakes="""
-# the gradient summed
-
-## thrice
-
-Twice was asked.
-
-```diff
--    y = 2 * toy.copy_to_tp(x)
-+    y = 3 * toy.copy_to_tp(x)
-```
-
-## not summed
-
-Sum it.
-
-```diff
--    y = 2 * toy.copy_to_tp(x)
-+    y = 2 * x
-```
-
-## no tensor
-
-A tensor is wanted.
-
-- parts: `form`
-
-## cut off
-
-Autograd must come back.
-
-- parts: `cut`
-
-## too many calls
-
-One is enough.
-
-- costs: `calls`
-
-## too many bytes
-
-Fewer will do.
-
-- costs: `bytes`
-""",
+    mistakes=markdown(
+        "the gradient summed",
+        ("thrice", "Twice was asked.", "y = 2 * toy.copy_to_tp(x) => y = 3 * toy.copy_to_tp(x)"),
+        ("not summed", "Sum it.", "y = 2 * toy.copy_to_tp(x) => y = 2 * x"),
+        ("no tensor", "A tensor is wanted.", FORM),
+        ("cut off", "Autograd must come back.", "- parts: `cut`"),
+        ("too many calls", "One is enough.", "- costs: `calls`"),
+        ("too many bytes", "Fewer will do.", "- costs: `bytes`"),
+    ),
 )
 
 
@@ -306,7 +262,7 @@ def not_waited(x):
         (lambda x: toy.copy_to_tp(2 * x), None, "Right."),
     ],
 )
-def test_on_ranks(attempt, name, text):
+def test_an_attempt_on_ranks_gets_the_name_of_its_mistake(attempt, name, text):
     said = summed.check(attempt)
     kind = "wrong" if name else "right" if text == "Right." else "crashed"
     assert (said.kind, said.misconception) == (kind, name) and text in said.text, said
@@ -322,12 +278,12 @@ def test_on_ranks(attempt, name, text):
         (lambda x: x * rank, "a name that only cells have"),  # noqa: F821
     ],
 )
-def test_what_belongs_to_a_notebook_crashes_with_a_sentence(attempt, name):
+def test_code_for_a_notebook_crashes_on_a_rank_with_a_sentence(attempt, name):
     said = summed.check(attempt)
     assert (said.kind, said.misconception) == ("crashed", name) and said.text.startswith("`"), said
 
 
-def test_every_edit_is_told_its_name_and_runs_of_edits_are_kept():
+def test_every_edit_gets_its_name_and_runs_of_edits_are_kept():
     (thrice, edit), (not_summed, other) = ((row.name, *row.edits) for row in summed.rows[:2])
     assert summed.told_apart() == [(thrice, edit, "thrice"), (not_summed, other, "not summed")]
     assert {key for key in summed._known if key[1]} == {((2,), edit) for edit in summed.edits}
@@ -342,15 +298,7 @@ product = on_two(
     multiplied,
     inputs=lambda rank, n: [(torch.full((8, 8), 1.0 + rank),), (torch.eye(8),)],
     figures=lambda run, truth: [("work", f"{run.most('flops'):g}", f"{truth.most('flops'):g}")],
-    mistakes="""
-# a product
-
-## too much work
-
-One product is enough.
-
-- costs: `flops`
-""",
+    mistakes=markdown("a product", ("too much work", "One product is enough.", "- costs: `flops`")),
 )
 
 
@@ -386,27 +334,16 @@ side = Asked(
     compares=False,
     praise=lambda run: Answer("right", f"{run.values[0]} is as good."),
     finds=found,
-    mistakes="""
-# side
-
-## one
-
-Not one.
-
-## two
-
-Not two.
-
-## an error
-
-No error.
-
-- error: `Error`
-""",
+    mistakes=markdown(
+        "side",
+        ("one", "Not one.", ""),
+        ("two", "Not two.", ""),
+        ("an error", "No error.", "- error: `Error`"),
+    ),
 )
 
 
-def test_finds_names_a_row_and_says_what_shows_it():
+def test_the_function_finds_names_a_row_and_gives_a_reason():
     assert side.check(lambda: 7).text == "7 is as good."
     assert side.check(lambda: 1).text == "Not one." and side.check(lambda: 1).misconception == "one"
     assert side.check(lambda: 2).text == "You say 2. Not two."
@@ -421,6 +358,7 @@ Row = namedtuple("Row", "op payload calls", defaults=[0])
 
 
 def run_of(counted: list, came: list | None = None, ops=("send",), peers=(1,)) -> Run:
+    """A run in which rank r sent counted[r] and received came[r] bytes. peers: whom each rank sent to."""
     rows = [[Row(op, 0) for op in ops] + [Row("recv", c)] for c in came or counted]
     facts = {"size": 1000, "messages": [(peer, 0.0) for peer in peers]}
     return Run((len(counted),), [facts] * len(counted), SimpleNamespace(ranks=rows, counted=counted))
@@ -443,14 +381,14 @@ RING = run_of([1500] * 4)
         (run_of([2000] * 4), None),
         (run_of([1515] * 4), None),  # just the hundredth more that is allowed
         (run_of([1500] * 4, peers=(1, 1, 2)), "straight to every rank, no ring"),
-        (run_of([750] * 4), None),  # the sum is told to be right, so it came from somewhere
+        (run_of([750] * 4), None),  # the result is right, so the data were sent somehow
         (run_of([2000] * 3), "the whole tensor, not a chunk"),
         (run_of([1980, 900, 900]), "everything through one rank"),
         (run_of([1300, 1000]), None),  # two ranks have no hub
         (run_of([3000, 1010, 1000, 1000]), "everything through one rank"),
     ],
 )
-def test_what_moves_more_than_it_must(run, name):
+def test_messages_that_move_too_much_have_a_name(run, name):
     n = run.n
     said = wasteful(run, run_of([2 * (n - 1) / n * 1000] * n))
     assert (said and said[0]) == name
@@ -488,7 +426,7 @@ Or that.
 """
 
 
-def test_rows_in_text():
+def test_rows_of_mistakes_are_read_from_markdown():
     row, other = mistakes_of(MISTAKES, "one")
     assert (row.name, row.advice, row.edits) == ("a row", "One. Two.", ["-    a\n+    b\n", "-    c\n"])
     assert (row.costs, row.errors, row.parts) == (["calls"], ["an? error"], [])

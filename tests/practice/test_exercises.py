@@ -1,5 +1,5 @@
-"""Every exercise: its solution passes, an empty attempt is not started, and each known mistake, made as an
-edit of the solution, gets its own name and no other's.
+"""Every exercise: its solution passes, an empty attempt counts as not started, and each known mistake (an
+edit of the solution) gets its own name.
 """
 
 import ast
@@ -25,12 +25,8 @@ pytestmark = pytest.mark.usefixtures("judges_share_worlds")
 def _exercises() -> dict[str, Exercise]:
     """'d02.ring' -> the exercise, of all drops."""
     modules = [importlib.import_module(module_of(drop_number(path))) for path in notebooks()]
-    return {
-        f"{module.__name__.rpartition('.')[2]}.{name}": thing
-        for module in modules
-        for name, thing in vars(module).items()
-        if isinstance(thing, Exercise)
-    }
+    things = [(f"{m.__name__.rpartition('.')[2]}.{name}", x) for m in modules for name, x in vars(m).items()]
+    return {name: thing for name, thing in things if isinstance(thing, Exercise)}
 
 
 EXERCISES = _exercises()
@@ -54,7 +50,7 @@ def test_all_exercises_are_found():
 
 
 @pytest.mark.parametrize("exercise", sampled(WITH_EDITS.values()), ids=WITH_EDITS)
-def test_each_edit_is_told_its_own_name(exercise):
+def test_each_known_mistake_gets_its_own_name(exercise):
     told = exercise.told_apart()
     assert told and [(row, edit) for row, edit, name in told if name != row] == []
 
@@ -98,7 +94,7 @@ def gives_a_value(function) -> bool:
 def test_a_return_is_compared_where_the_stub_promises_one_and_nowhere_else(name):
     exercise, stub = EXERCISES[name], STUBS[name]
     assert len(re.findall(r"(?:^|[.:] )Returns ", stub, re.M)) == 1, stub
-    assert not re.search(r"\breturn\b", stub, re.I), "one form of words, for readers and for this test"
+    assert not re.search(r"\breturn\b", stub, re.I), "write 'Returns', so that learners and this test find it"
     promises = "Returns nothing" not in stub
     assert promises == gives_a_value(exercise.reference)
 
@@ -131,7 +127,7 @@ def test_advice_shows_its_markdown_and_arithmetic_as_it_is():
     assert f"{shown} m[-1](x), &lt;b&gt;." in said._repr_html_()
 
 
-def test_what_ranks_print_is_shown_and_never_hides_the_verdict(capsys):
+def test_prints_of_ranks_are_shown_and_never_hide_the_verdict(capsys):
     def says(gradient, examples):
         print(*range(200), sep="\n")
         return d02.weighted_average(gradient, examples)
@@ -149,9 +145,7 @@ def test_hints_come_in_steps_and_the_solution_on_request():
     assert shown[0].startswith("Hint 1 of 5") and shown[4].startswith("Hint 5 of 5")
     assert shown[5] == shown[6] and "solution()" in shown[5]
     lines = shown[1].split("```python\n")[1].split("\n```")[0].splitlines()
-    assert lines == sorted(lines) and "chunks[incoming] += buffer" in lines, (
-        "a puzzle of the solution's lines"
-    )
+    assert lines == sorted(lines) and "chunks[incoming] += buffer" in lines, "hint 2 sorts the lines"
     assert "def ring_all_reduce(x, rank, world_size):" in str(exercise.solution())
 
 

@@ -18,6 +18,8 @@ from helpers.ranks.messages import Error
 
 pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("judges_share_worlds")]
 
+WORDS = dict(hints=["?"], minutes=1, praise="", mistakes="")  # of an exercise made here
+
 
 def failed(kind: str, *seen: RankStatus) -> RankError:
     return RankError("no end\nThe ranks are alive.", kind, [0], True, list(seen))
@@ -38,12 +40,12 @@ def standing(line=None, op=None) -> RankStatus:
         (failed("raised", RankStatus(Error("ValueError", "no", [], False))), None, ""),
     ],
 )
-def test_what_is_said_of_a_call_that_was_ended(error, kind, said):
+def test_the_answer_to_a_call_that_was_stopped(error, kind, said):
     answer = stopped(error)
     assert (answer and answer.kind) == kind and said in getattr(answer, "text", "")
 
 
-def test_many_prints_are_told_as_prints():
+def test_many_printed_lines_are_given_as_the_reason():
     lines = "\n".join(map(str, range(800)))
     said = f"{lines}\n… 100 kB in 19,000 lines left out …\n{lines}\n"
     endless = RankStatus(Error("Endless", "10 s", [], False), said=said)
@@ -54,22 +56,13 @@ def test_a_solution_that_does_not_end_is_not_counted(capsys):
     def fails():
         raise RuntimeError("the course's own mistake")
 
-    broken = OnRanks(
-        "broken",
-        fails,
-        hints=["?"],
-        minutes=1,
-        tries=((1,),),
-        inputs=lambda rank, n: [()],
-        praise="",
-        mistakes="",
-    )
+    broken = OnRanks("broken", fails, tries=((1,),), inputs=lambda rank, n: [()], **WORDS)
     answer = broken.check(lambda: 1)
     assert answer.kind == "not counted" and "The solution itself" in answer.text
 
 
 def test_an_error_of_pytorchs_own_has_a_sentence_before_it():
-    """A backward that returns another shape is refused by the engine of autograd, and by no line of mine."""
+    """Autograd's engine refuses a backward that returns another shape: no line of the attempt raises."""
 
     class Halves(torch.autograd.Function):
         @staticmethod
@@ -80,17 +73,9 @@ def test_an_error_of_pytorchs_own_has_a_sentence_before_it():
         def backward(ctx, dy):
             return dy[:1]
 
-    twice = OnRanks(
-        "twice",
-        lambda x: 2 * x,
-        hints=["?"],
-        minutes=1,
-        tries=((1,),),
-        inputs=lambda rank, n: [(torch.ones(3, requires_grad=True),)],
-        gradient=lambda arguments: torch.ones(3),
-        praise="Right.",
-        mistakes="",
-    )
+    ones = dict(inputs=lambda rank, n: [(torch.ones(3, requires_grad=True),)])
+    ones |= dict(gradient=lambda arguments: torch.ones(3))
+    twice = OnRanks("twice", lambda x: 2 * x, tries=((1,),), **ones, **WORDS)
     answer = twice.check(lambda x: Halves.apply(x))
     assert answer.kind == "crashed" and answer.text.startswith(INSIDE), answer
 
@@ -103,7 +88,7 @@ def test_waiting_uses_no_processor_time(monkeypatch):
 
 @pytest.mark.slow
 def test_a_loop_without_an_end_is_ended_by_its_processor_time():
-    count = Asked("count", lambda: 1, hints=["?"], minutes=1, praise="", mistakes="")
+    count = Asked("count", lambda: 1, **WORDS)
 
     def endless():
         while True:

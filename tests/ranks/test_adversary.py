@@ -1,4 +1,4 @@
-"""What a hostile or unlucky reader may do to the ranks. Each of these cases once failed."""
+"""Calls and cells that harm the ranks or their processes. Each of these cases once failed."""
 
 import os
 import pickle
@@ -23,36 +23,29 @@ from helpers import World
 from helpers.ranks.failure import RankError, RanksInterrupted
 from helpers.ranks.worker import Rank
 
-two = worlds.shared(2)
-
-
-@pytest.fixture
-def pair(two):
-    with two.lent() as pair:
-        pair.timeout = 10
-        yield pair
+shared_world = worlds.shared(2, timeout=10)
 
 
 @linux
-def test_a_stopped_rank_does_not_stop_the_kernel(pair):
-    os.kill(pair.pids[1], signal.SIGSTOP)
-    error = fails(pair, lambda x: 1, torch.zeros(1_000_000), timeout=1, within=2)
+def test_a_stopped_rank_does_not_stop_the_kernel(world):
+    os.kill(world.pids[1], signal.SIGSTOP)
+    error = fails(world, lambda x: 1, torch.zeros(1_000_000), timeout=1, within=2)
     assert error.kind == "timeout"
     assert "rank 1 had not taken the 4.00 MB of the call's arguments after 1 s" in str(error)
 
 
 @linux
-def test_a_rank_that_forks_is_one_rank(pair, capfd):
-    assert pair.cell("import os\npid = os.fork()\nprint('hi') if pid else None\npid > 0") == ["True", "True"]
-    child = pair.pull("pid")
-    pair.close()
+def test_a_rank_that_forks_is_one_rank(world, capfd):
+    assert world.cell("import os\npid = os.fork()\nprint('hi') if pid else None\npid > 0") == ["True", "True"]
+    child = world.pull("pid")
+    world.close()
     time.sleep(0.5)
     assert not alive(child)
 
 
 @linux
-def test_a_rank_that_imports_world_starts_no_server_of_its_own(pair):
-    """Like a reader's own module that is used on ranks; its import once took seconds on each rank."""
+def test_a_rank_that_imports_world_starts_no_server_of_its_own(world):
+    """As a module does that a notebook sends to the ranks: its import once took seconds on each rank."""
 
     def imports():
         from helpers import World, progress  # noqa: F401
@@ -60,20 +53,20 @@ def test_a_rank_that_imports_world_starts_no_server_of_its_own(pair):
 
         return server.is_running()
 
-    assert pair.run(imports) == [False, False]
+    assert world.run(imports) == [False, False]
 
 
-def test_dataloader_workers_on_a_rank(pair):
+def test_dataloader_workers_on_a_rank(world):
     def load():
         from torch.utils.data import DataLoader
 
         loader = DataLoader(torch.arange(10), batch_size=5, num_workers=1)
         return sum(int(x.sum()) for x in loader) if dist.get_rank() == 0 else None
 
-    assert pair.run(load, timeout=60) == [45, None]
+    assert world.run(load, timeout=60) == [45, None]
 
 
-def test_a_rank_that_writes_rubbish_to_its_control_pipe_is_named(pair):
+def test_a_rank_that_writes_rubbish_to_its_control_pipe_is_named(world):
     def writes():
         from helpers.ranks import current
 
@@ -81,7 +74,7 @@ def test_a_rank_that_writes_rubbish_to_its_control_pipe_is_named(pair):
             current.rank.control.send_bytes(b"rubbish")
         time.sleep(5)
 
-    assert "rank 1 has sent the notebook something that is no answer" in str(fails(pair, writes, within=9))
+    assert "rank 1 has sent the notebook something that is no answer" in str(fails(world, writes, within=9))
 
 
 CELL = """
@@ -93,34 +86,34 @@ int(sum(torch.utils.data.DataLoader(D(), num_workers=1)))
 
 
 @linux
-def test_a_loader_over_a_dataset_that_a_cell_defines(pair):
-    assert pair.cell(CELL, timeout=60) == ["6", "6"]
+def test_a_loader_over_a_dataset_that_a_cell_defines(world):
+    assert world.cell(CELL, timeout=60) == ["6", "6"]
     unpicklable = pickle.PicklingError("Can't pickle <class '__main__.D'>: attribute lookup D failed")
     told = lambda device: Rank._describe(SimpleNamespace(device=torch.device(device)), unpicklable).message
     assert "write num_workers=0" in told("cuda:0") and "num_workers" not in told("cpu")
 
 
-def test_what_nobody_waited_for_is_waited_for(pair):
+def test_a_collective_without_a_wait_ends_before_its_call_does(world):
     def forgotten():
         x = torch.ones(5_000_000)
         dist.all_reduce(x, async_op=True)
 
     for _ in range(3):
-        pair.run(forgotten)
-        if pair.traffic.wire[0] is not None:
-            assert pair.traffic.wire == pytest.approx([20e6, 20e6], rel=0.01)
-    assert_usable(pair)
+        world.run(forgotten)
+        if world.traffic.wire[0] is not None:
+            assert world.traffic.wire == pytest.approx([20e6, 20e6], rel=0.01)
+    assert_usable(world)
 
 
 @linux
-def test_bytes_of_groups_that_are_gone_still_count(pair):
+def test_bytes_of_groups_that_are_gone_still_count(world):
     def short_lived():
         group = dist.new_group([0, 1])
         dist.all_reduce(torch.ones(100_000), group=group)
         dist.destroy_process_group(group)
 
-    pair.run(short_lived)
-    assert pair.traffic.wire == pytest.approx([400_000] * 2, rel=0.02)
+    world.run(short_lived)
+    assert world.traffic.wire == pytest.approx([400_000] * 2, rel=0.02)
 
 
 def two_sums():
@@ -132,43 +125,42 @@ def receives_more():
 
 
 @pytest.mark.parametrize("fn", [two_sums, receives_more])
-def test_what_does_not_fit_and_yet_ends_is_an_error(pair, fn):
+def test_unequal_calls_that_end_are_an_error(world, fn):
     with pytest.raises(RankError, match="agree") as e:
-        pair.run(fn)
+        world.run(fn)
     assert e.value.kind in ("disagree", "deadlock") and e.value.ranks == [0, 1] and e.value.state_kept
 
 
 @pytest.mark.parametrize("meet", [lambda x: dist.all_reduce(x), lambda x: dist.broadcast(x, 0)])
-def test_a_silent_mismatch_is_an_error(pair, meet):
-    with pytest.raises(
-        RankError, match="collective number 1 of the call does not agree|do not agree on"
-    ) as e:
-        pair.run(lambda: meet(torch.ones(4, dtype=[torch.float32, torch.int32][dist.get_rank()])))
+def test_a_silent_mismatch_is_an_error(world, meet):
+    sentence = "collective number 1 of the call does not agree|do not agree on"
+    with pytest.raises(RankError, match=sentence) as e:
+        world.run(lambda: meet(torch.ones(4, dtype=[torch.float32, torch.int32][dist.get_rank()])))
     assert e.value.ranks == [0, 1] and e.value.state_kept
 
 
-def test_an_old_mesh_finds_no_other_group(pair):
-    pair.cell(
+def test_an_old_mesh_finds_no_other_group(world):
+    world.cell(
         "from torch.distributed.device_mesh import init_device_mesh\nmesh = init_device_mesh('cpu', (2, 1),"
         " mesh_dim_names=('dp', 'tp'))\nold = dist.new_group([0, 1])"
     )
     with pytest.raises(RankError, match="must be made again"):
-        pair.cell("1 / 0")
-    pair.cell("new = dist.new_group([1, 0])")
+        world.cell("1 / 0")
+    world.cell("new = dist.new_group([1, 0])")
     with pytest.raises(RankError):
-        pair.cell("dist.all_reduce(torch.ones(1), group=old)")
-    assert_usable(pair)
+        world.cell("dist.all_reduce(torch.ones(1), group=old)")
+    assert_usable(world)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "5", True])
-def test_a_senseless_timeout_is_refused(pair, timeout):
+def test_a_senseless_timeout_is_refused(world, timeout):
     with pytest.raises(ValueError, match="positive number of seconds, or None"):
-        pair.run(int, timeout=timeout)
+        world.run(int, timeout=timeout)
     with pytest.raises(ValueError, match="positive number"):
         World(1, timeout=timeout)
 
 
-def test_any_exception_in_the_kernel_leaves_the_world_usable(pair, capfd):
+def test_any_exception_in_the_kernel_leaves_the_world_usable(world, capfd):
     class Own(Exception):
         pass
 
@@ -179,26 +171,26 @@ def test_any_exception_in_the_kernel_leaves_the_world_usable(pair, capfd):
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         with pytest.raises(Own):
-            pair.run(lambda: time.sleep(30))
+            world.run(lambda: time.sleep(30))
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert_usable(pair)
+    assert_usable(world)
     assert "the last call was broken off" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("stdout", ["sys.stdout = None", "sys.stdout.close()"])
-def test_a_damaged_rank_answers(pair, stdout):
-    pair.push(kept=1)
-    pair.cell(
+def test_a_damaged_rank_answers(world, stdout):
+    world.push(kept=1)
+    world.cell(
         "import sys, os, signal\nsys.stderr = 3\nos.chdir('/')\nsys.path.clear()\n"
         f"signal.signal(signal.SIGINT, signal.SIG_IGN)\n{stdout}"
     )
-    assert_usable(pair)
-    assert pair.pull("kept") == [1, 1]
-    pair.close()
+    assert_usable(world)
+    assert world.pull("kept") == [1, 1]
+    world.close()
 
 
-def test_swallowed_exceptions_do_not_keep_a_rank(pair):
+def test_swallowed_exceptions_do_not_keep_a_rank(world):
     def stubborn():
         while True:
             try:
@@ -206,17 +198,17 @@ def test_swallowed_exceptions_do_not_keep_a_rank(pair):
             except Exception:
                 pass
 
-    fails(pair, stubborn, within=3, timeout=0.5)
+    fails(world, stubborn, within=3, timeout=0.5)
 
 
-def test_a_second_thread_is_told_to_wait(pair):
-    thread = threading.Thread(target=lambda: pair.run(lambda: time.sleep(0.5)))
+def test_a_second_thread_is_refused_while_a_call_runs(world):
+    thread = threading.Thread(target=lambda: world.run(lambda: time.sleep(0.5)))
     thread.start()
     time.sleep(0.1)
     with pytest.raises(RuntimeError, match="busy with a call from another thread"):
-        pair.run(int)
+        world.run(int)
     thread.join(60)
-    assert_usable(pair)
+    assert_usable(world)
 
 
 @pytest.mark.parametrize("after", [0.0, 0.02, 0.3])
@@ -243,13 +235,13 @@ def test_a_world_that_another_thread_closes_ends_its_call(fn, after):
     assert not os.path.exists(world._folder)
 
 
-def test_the_temporary_folder_may_go(pair):
-    shutil.rmtree(pair._folder)
-    fails(pair, lambda: 1 / 0, within=3)
-    pair.close()
+def test_a_world_works_without_its_temporary_folder(world):
+    shutil.rmtree(world._folder)
+    fails(world, lambda: 1 / 0, within=3)
+    world.close()
 
 
-def test_a_double_stop(pair, tmp_path):
+def test_a_double_stop(world, tmp_path):
     def product():
         (tmp_path / f"{dist.get_rank()}").touch()
         x = torch.ones(6000, 6000)
@@ -265,20 +257,20 @@ def test_a_double_stop(pair, tmp_path):
     threading.Thread(target=twice).start()
 
     with pytest.raises(RanksInterrupted, match="stopped, as you asked"):
-        pair.run(product)
+        world.run(product)
     time.sleep(0.3)
-    assert_usable(pair)
+    assert_usable(world)
 
 
-def test_ranks_draw_different_numbers(pair):
-    drawn = pair.run(lambda: (torch.rand(1).item(), numpy.random.rand(), random.random()))
+def test_ranks_draw_different_numbers(world):
+    drawn = world.run(lambda: (torch.rand(1).item(), numpy.random.rand(), random.random()))
     assert all(a != b for a, b in zip(*drawn))
 
 
-def test_modules_found_later_are_found(pair, tmp_path, monkeypatch):
+def test_ranks_find_modules_of_folders_that_are_added_later(world, tmp_path, monkeypatch):
     (tmp_path / "found_later.py").write_text("value = 5")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert pair.run(lambda: __import__("found_later").value) == [5, 5]
+    assert world.run(lambda: __import__("found_later").value) == [5, 5]
 
 
 @pytest.mark.slow

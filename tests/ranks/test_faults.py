@@ -1,5 +1,5 @@
-"""Faults of the place where a World is made: no folder, no Unicode, a process that may not start others. And
-what a failed operation leaves behind.
+"""A World in a process without a folder, without Unicode, or that may not start others. And calls after an
+operation that failed.
 """
 
 import time
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from helpers import rank_state
 
 BEGIN = "import os, multiprocessing, sys\nfrom helpers import World\n"
+# name -> (a program, which follows BEGIN; what it must print)
 PROGRAMS = {
     "in a folder that is gone": (
         "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')\n"
@@ -32,7 +33,7 @@ PROGRAMS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", PROGRAMS)
-def test_a_world_says_what_it_can_do_where_it_is_made(where, tmp_path):
+def test_a_world_works_or_says_why_not_in_strange_places(where, tmp_path):
     program, told = PROGRAMS[where]
     done = forked.python(BEGIN + program, cwd=tmp_path, PYTHONIOENCODING="ascii")
     assert told in done.stdout and done.returncode == 0, done
@@ -52,7 +53,7 @@ def fails_to_meet():
 
 
 @pytest.mark.parametrize("fails", [no_longer_waits, fails_to_meet])
-def test_what_has_failed_and_was_caught_fails_no_later_call(world, fails):
+def test_a_failure_that_was_caught_fails_no_later_call(world, fails):
     world.timeout = 20
     world.run(lambda: rank_state().update(kept=7))
     start = time.monotonic()

@@ -1,5 +1,5 @@
-"""The kernel's folder: found again, made again, with a short path, and removed with its owner; and so are the
-ranks. And messages of a rank that stops in the middle, or that cannot print its own error.
+"""The kernel's folder of temporary files: it is made again, has a short path, and is removed with its kernel.
+And the messages about a rank that stops in a call, or that cannot print its own error.
 """
 
 import os
@@ -23,11 +23,14 @@ ONE_CALL = "from helpers import World; print(World(2).run(lambda: 7))"
 
 
 class Exits:
+    """An object that ends the process which unpickles it."""
+
     def __reduce__(self):
         return exit, (3,)
 
 
 def frozen_while_it_sends():
+    """Rank 0 is stopped while it sends a large result."""
     from threading import Timer
 
     if torch.distributed.get_rank() == 0:
@@ -55,7 +58,7 @@ def test_a_long_temporary_folder_is_left_for_a_short_one(tmp_path):
 
 @linux
 @pytest.mark.slow
-def test_what_a_killed_kernel_leaves_is_cleared_and_its_stopped_rank_ends():
+def test_files_of_a_killed_kernel_are_removed_and_its_stopped_rank_ends():
     with tempfile.TemporaryDirectory() as folder:  # pytest's own folder has a long name
         killed = kernel(
             "import os, signal\nfrom helpers import World\nworld = World(2)\n"

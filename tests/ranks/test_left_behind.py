@@ -1,5 +1,5 @@
-"""Separate scripts and kernels: in whatever way they end, no rank, file or socket is left behind, and nothing
-else of the kernel is harmed.
+"""Scripts and kernels in processes of their own: in whatever way they end, no rank, file or socket is left
+behind, and nothing else in the kernel is changed.
 """
 
 import gc
@@ -29,12 +29,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(*script, cwd=None) -> subprocess.Popen:
-    """A kernel in a group of its own, like Jupyter's."""
+    """Start Python with this script in a process group of its own, as Jupyter starts a kernel."""
     how = dict(start_new_session=True, cwd=cwd, env=dict(os.environ, PYTHONPATH=str(ROOT)))
     return subprocess.Popen([sys.executable, *script], stdout=subprocess.PIPE, text=True, **how)
 
 
 def printed(script: str) -> list[str]:
+    """The lines that a script prints, in a process of its own."""
     return start("-c", textwrap.dedent(script)).communicate(timeout=100)[0].splitlines()
 
 
@@ -45,6 +46,7 @@ def test_worlds_made_in_several_threads_leave_multiprocessing_as_it_was():
     assert multiprocessing.util.spawnv_passfds is before
 
 
+# How a kernel ends: its process group is killed; it is killed in a long computation; or it ends by itself.
 OTHERS = ("group", "holding the interpreter", "ends", "exit")
 SLOW = [pytest.param(manner, marks=pytest.mark.slow) for manner in OTHERS]
 
@@ -76,6 +78,7 @@ def test_no_rank_outlives_the_kernel(manner):
     assert all_end(pids, within=2 * SLACK)
 
 
+# A kernel that starts the fork server, makes a world and runs a call.
 STARTS = """
 import os, time
 from helpers.ranks import server
@@ -106,6 +109,7 @@ def test_a_kernel_that_is_killed_leaves_no_process_after_ten_seconds(moment, num
     assert pids and all_end(pids, within=10)
 
 
+# A run of tests whose only test starts a process and waits.
 A_RUN = """
 import os, subprocess, sys
 import run_all
@@ -133,7 +137,7 @@ def starts_a_pool():
 
 
 @linux
-def test_what_a_rank_has_started_ends_with_its_world():
+def test_processes_that_a_rank_starts_end_with_its_world():
     with World(2) as world:
         pids = [*itertools.chain(*world.run(starts_a_pool))]
         assert alive(pids)
@@ -142,7 +146,7 @@ def test_what_a_rank_has_started_ends_with_its_world():
 
 @pytest.mark.slow
 @linux
-def test_a_script_needs_no_main_guard_and_another_package_of_our_name_may_lie_where_it_starts(tmp_path):
+def test_a_script_needs_no_main_guard_and_may_start_beside_another_helpers_package(tmp_path):
     """The fork server imports this project, and ranks start in the kernel's folder with all imports done."""
     here = tmp_path / "here"
     here.mkdir()
@@ -195,7 +199,7 @@ def test_forks_of_the_kernel_have_worlds_of_their_own_and_hold_none_of_its_ranks
         (0.6, "os.kill(0, signal.SIGINT)"),  # to all in the group, as Jupyter does; the server warms up
     ],
 )
-def test_stop_before_the_first_world_harms_none(seconds, press):
+def test_a_stop_before_the_first_world_harms_no_world(seconds, press):
     said = printed(f"""
         import os, signal, threading, time
         threading.Timer({seconds}, lambda: {press}).start()
@@ -248,12 +252,8 @@ def test_two_hundred_worlds_leave_nothing(tmp_path, monkeypatch):
 
 @linux
 def test_nothing_listens_beyond_loopback(world):
-    mine = {
-        os.stat(f"/proc/{pid}/fd/{fd}").st_ino
-        for pid in [os.getpid(), *world.pids]
-        for fd in os.listdir(f"/proc/{pid}/fd")
-        if os.path.exists(f"/proc/{pid}/fd/{fd}")
-    }
+    folders = [Path(f"/proc/{pid}/fd") for pid in [os.getpid(), *world.pids]]
+    mine = {file.stat().st_ino for folder in folders for file in folder.iterdir() if file.exists()}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             local, state, inode = (line.split()[i] for i in (1, 3, 9))
@@ -262,7 +262,7 @@ def test_nothing_listens_beyond_loopback(world):
 
 
 @linux
-def test_where_files_may_not_be_opened_that_is_a_sentence():
+def test_a_limit_on_open_files_gets_a_sentence():
     (files,) = printed("""
         import resource
         from helpers import World
@@ -284,8 +284,8 @@ def test_where_files_may_not_be_opened_that_is_a_sentence():
     ],
     ids=["umask", "nproc"],
 )
-def test_what_the_system_forbids_a_user_is_a_sentence(limit, error, advice):
-    """Root may do all of it, so root's tests try it as nobody."""
+def test_a_limit_of_the_system_gets_a_sentence(limit, error, advice):
+    """The limits do not hold for root, so the user nobody runs the code if the tests run as root."""
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.getuid() == 0 else []
     run = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, timeout=60)
     if nobody and not shutil.which("setpriv"):

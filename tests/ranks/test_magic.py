@@ -1,5 +1,5 @@
-"""What a notebook prints when a %%ranks cell fails: the cell's own number, and advice for a cell. And that
-%%ranks is registered in time.
+"""What a notebook prints when a %%ranks cell fails: the cell's own number, and advice for a cell. And %%ranks
+must be known in a kernel that has only imported `helpers`.
 """
 
 import io
@@ -42,9 +42,7 @@ def in_a_shell() -> tuple[str, ...]:
 
 
 def of_two_worlds(shell, first) -> str:
-    """What cells without a world's name print, when a second world is made beside the first, and
-    then closed.
-    """
+    """What cells without a world's name print while a second world is open beside the first."""
     from helpers import World
 
     with redirect_stdout(io.StringIO()) as printed, World(1):
@@ -74,7 +72,7 @@ def test_ranks_that_are_new_need_the_cells_above(messages):
     assert new in of_either and "If no such cell makes `lr`: four.push(lr=lr)" in of_either
 
 
-def test_more_time_is_asked_for_as_a_cell_does(messages):
+def test_advice_to_give_more_time_is_written_for_a_cell(messages):
     assert "%%ranks --timeout 60" in messages[2]
 
 
@@ -90,7 +88,7 @@ def test_a_new_world_that_takes_over_says_so_once(messages):
     assert "2" in messages[3].splitlines()[-1]
 
 
-def test_what_is_no_cell_for_ranks_is_refused_in_a_sentence(messages):
+def test_an_invalid_cell_for_ranks_is_refused_in_a_sentence(messages):
     timeout, empty, line = messages[4:7]
     assert timeout == "timeout=nan: give a positive number of seconds, or None for no limit"
     assert "the cell body is empty" in empty

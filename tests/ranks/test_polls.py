@@ -1,4 +1,4 @@
-"""When a call is stopped whose ranks can never continue, and what is said of ranks that do not move."""
+"""Polls of ranks during a call: when a call that can never end is stopped, and notes about idle ranks."""
 
 import itertools
 import time
@@ -16,13 +16,14 @@ from three_axes import counting, lines
 from three_axes.count.moves import Begun, Channel, Operation, Snapshot, Waiting
 
 EVERYBODY = (0, 1, 2)
+# Answers of a rank to a poll: it waits in a collective, it has moved, it has finished.
 CHANNEL = Channel("collective", "0", EVERYBODY)
 STANDS = Snapshot(1, Waiting((Operation(CHANNEL, 1, EVERYBODY),)), False, {CHANNEL: Begun(1)})
 MOVES, FINISHED = Snapshot(0), Snapshot(0, ended=True)
 
 
 class Ranks(SimpleNamespace):
-    """Processes: ranks 0 and 1 return the given looks one after the other; rank 2 has finished."""
+    """Three ranks: ranks 0 and 1 give these looks to one poll after the other; rank 2 has finished."""
 
     def __init__(self, looks):
         super().__init__(calls=itertools.count(), processes=EVERYBODY, looks=iter(looks))
@@ -40,6 +41,7 @@ class Ranks(SimpleNamespace):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
+    """Polls follow each other without a delay."""
     monkeypatch.setattr(polls, "FIRST", 0)
     monkeypatch.setattr(polls, "EVERY", 0)
 
@@ -76,7 +78,7 @@ SAID = "no counted operation has begun and no counted wait has ended for 0 s"
         ([(MOVES, MOVES), (None, MOVES), (Snapshot(1), MOVES)], [SAID, ""]),
     ],
 )
-def test_where_ranks_are_is_said_with_what_was_measured(monkeypatch, looks, said):
+def test_a_note_says_where_ranks_are_and_for_how_long(monkeypatch, looks, said):
     monkeypatch.setattr(lines, "STILL", 0.05)
     answers = lambda ranks, *_, **__: {r: (look, False) for r, look in enumerate(next(ranks.looks))}
     monkeypatch.setattr(Ranks, "collect", answers)
@@ -89,7 +91,7 @@ def test_where_ranks_are_is_said_with_what_was_measured(monkeypatch, looks, said
 
 
 @pytest.mark.waits
-def test_where_nothing_is_counted_nothing_is_said_of_movement(monkeypatch):
+def test_without_counting_no_note_speaks_of_movement(monkeypatch):
     notes = []
     monkeypatch.setattr(lines, "STILL", 0.3)
     monkeypatch.setattr(View, "set_places", lambda view, places: notes.append(places))

@@ -1,4 +1,4 @@
-"""Ranks that are spawned, as on macOS, and the spares that wait beside them.
+"""Ranks that are spawned, as on macOS, and the spare processes that wait to become ranks.
 
 THREE_AXES_SPAWN=1 python -m pytest tests/ranks/test_world.py, and any other test or notebook, runs with them.
 """
@@ -12,6 +12,7 @@ import textwrap
 import pytest
 from test_world import alive, all_end
 
+# A kernel whose spares and ranks are killed, and that is killed itself in the end.
 SCRIPT = """
     import os, signal, sys, time
     from helpers.ranks import server
@@ -26,7 +27,7 @@ SCRIPT = """
     waiting = pids()
     assert len(waiting) == 2
 
-    os.kill(waiting[0], signal.SIGKILL)     # a spare that dies is nobody's loss
+    os.kill(waiting[0], signal.SIGKILL)     # a spare that dies is replaced
     os.kill(world.pids[1], signal.SIGKILL)
     try:
         world.run(lambda: 1)
@@ -35,7 +36,7 @@ SCRIPT = """
     assert world.pids[0] == waiting[1] and world.run(lambda: 2) == [2, 2]
     assert len(pids()) == 2
 
-    fork = os.fork()                        # holds nothing that spares or ranks wait for
+    fork = os.fork()                        # must not keep spares or ranks alive
     if fork == 0:
         time.sleep(120)
         os._exit(0)

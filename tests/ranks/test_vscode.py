@@ -1,5 +1,5 @@
-"""A kernel as VS Code uses it: silent calls between the cells, nobody who answers widgets, and the stop
-button as a message. VS Code itself does not run here.
+"""A kernel as VS Code uses it: silent calls between the cells, no answers to widgets, and a stop button that
+sends a message. VS Code itself does not run here.
 """
 
 import sys
@@ -58,7 +58,7 @@ def test_a_drop_runs_and_the_stop_button_frees_its_ranks(client, tmp_path):
         assert reply["status"] == "ok", (cell.source, reply)
         for message in sent:
             if message["msg_type"] in ("display_data", "execute_result"):
-                assert message["content"]["data"]["text/plain"], "what stands in for a widget"
+                assert message["content"]["data"]["text/plain"], "text in place of a widget"
     assert run(client, "world = World(4)")[0]["status"] == "ok"  # the last cell has ended the drop's ranks
 
     here = tmp_path / "rank 0 is here"

@@ -19,25 +19,27 @@ from helpers import World
 from helpers.ranks import memory, output, server, together
 from helpers.ranks.failure import RankError, RanksInterrupted
 
-# A limit in seconds should hold for a reader on an idle laptop; these tests must also pass on a machine that
-# runs several at once. tools/bench/peers.py measures.
+# Limits in seconds are those of an idle laptop, times SLACK, because several tests run at once.
 SLACK = 5
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def total():
+    """On a rank: the sum of all ranks' numbers, counted from 1."""
     x = torch.tensor([dist.get_rank() + 1.0])
     dist.all_reduce(x)
     return x.item()
 
 
 def assert_usable(world):
+    """Check that a collective works on all ranks."""
     n = len(world)
     assert world.run(total) == [n * (n + 1) / 2] * n
 
 
 def fails(world, fn, *args, within: float, **kwargs) -> RankError:
+    """The error of a call, which must come within about so many seconds. The world must be usable then."""
     start = time.monotonic()
     with pytest.raises(RankError) as caught:
         world.run(fn, *args, **kwargs)
@@ -48,6 +50,8 @@ def fails(world, fn, *args, within: float, **kwargs) -> RankError:
 
 
 def alive(pids) -> list[int]:
+    """Those of these processes that have not ended."""
+
     def state(pid):
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -120,7 +124,7 @@ def test_real_processes_with_one_thread_each(world):
 
 
 def test_a_world_starts_where_the_kernel_is(monkeypatch, tmp_path):
-    """Works in a folder without write permission too, and the kernel does not change its folder for that."""
+    """This holds in a folder without write permission too, and the kernel does not change its own folder."""
     monkeypatch.setenv("LESSON", "six")
     monkeypatch.chdir(tmp_path)
     tmp_path.chmod(0o500)
@@ -159,7 +163,7 @@ def test_a_world_of_one_and_when_it_is_closed():
         w.run(total)
 
 
-def test_what_cannot_be_sent_is_refused(world):
+def test_an_object_that_cannot_be_sent_to_ranks_is_refused(world):
     with pytest.raises(TypeError, match="cannot be sent to the ranks"):
         world.run(print, threading.Lock())
     with pytest.raises(TypeError, match="takes a function"):
@@ -198,7 +202,7 @@ def test_output_is_whole_ordered_and_folded(world, capfd):
     assert capfd.readouterr().out == "ranks 0–2 │ hello\nrank 3\n  │ two\n  │ lines\n  │ from C\n"
 
 
-def test_a_long_call_speaks_while_it_runs(world, capfd, monkeypatch):
+def test_a_long_call_prints_while_it_runs(world, capfd, monkeypatch):
     from helpers.ranks import world as module
     from helpers.ranks.current import progress
 
@@ -312,7 +316,7 @@ def allocates_too_much():
         (lambda: dist.broadcast(torch.ones(2), 7), "rank 0 calls broadcast with root 7, which does not"),
     ],
 )
-def test_what_is_raised_is_told(world, fn, told):
+def test_an_error_says_what_the_ranks_raised(world, fn, told):
     error = fails(world, fn, within=3)
     assert error.kind == "raised" and re.search(told, str(error)) and len(str(error)) < 3000
 
@@ -331,9 +335,8 @@ def test_the_rank_that_raised_comes_first_and_state_is_kept(world):
     assert (error.kind, error.ranks, error.state_kept) == ("raised", [1], True)
     assert text.startswith("rank 1 raised ValueError: no good\n    test_world.py, line ")
     assert 'raise ValueError("no good")' in text
-    assert re.search(
-        r"ranks 0, 2 and 3 waited in barrier, \d+\.\d s   test_world.py, line \d+:  dist.barrier\(\)", text
-    )
+    waited = r"ranks 0, 2 and 3 waited in barrier, \d+\.\d s   test_world.py, line \d+:  dist.barrier\(\)"
+    assert re.search(waited, text)
     assert "torch/" not in text and "helpers/" not in text
     assert world.pull("kept") == [7] * 4
 
@@ -406,7 +409,7 @@ def all_receive_first():
         (lambda: dist.broadcast(torch.ones(10**6), dist.get_rank() % 2), "deadlock", ["root 0", "root 1"]),
     ],
 )
-def test_who_stands_still_is_told_where_and_state_is_kept(world, fn, kind, told):
+def test_a_hang_says_where_each_rank_is_and_keeps_the_state(world, fn, kind, told):
     world.push(kept=8)
     error = fails(world, fn, within=2.5, timeout=0.5 if kind == "timeout" else 30)
     assert (error.kind, error.state_kept) == (kind, True)

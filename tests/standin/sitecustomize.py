@@ -1,6 +1,4 @@
-"""Any Python that is started with this folder on PYTHONPATH and STANDIN_GPUS=n believes that it has
-n GPUs.
-"""
+"""A Python that is started with this folder on PYTHONPATH and STANDIN_GPUS=n believes that it has n GPUs."""
 
 import os
 

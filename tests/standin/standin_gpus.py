@@ -1,9 +1,9 @@
-"""GPUs for machines that have none: torch says that it sees them, and tensors sent to one stay on the CPU.
+"""Stand-ins for GPUs: torch says that it sees GPUs, and tensors sent to one stay on the CPU.
 
-What is real: every decision made by "is there a GPU", processes, groups, orders of collectives, and NCCL's
-way of answering (`nccl_like.cpp`). What is not: a GPU's memory, streams and speed, and NCCL itself, of whose
-library there is only the version (`nccl_version.c`; STANDIN_NCCL says which, 2.30.7 if not given). Needs the
-backend, built by `build()`, on the path.
+Real are the decisions that depend on GPUs, the processes, groups and orders of collectives, and the way in
+which NCCL answers (`nccl_like.cpp`). Not real are a GPU's memory, streams and speed, and NCCL: its library
+has only a version (`nccl_version.c`), which is STANDIN_NCCL, or 2.30.7. The backend, which `build()` makes,
+must be on Python's path.
 """
 
 import ctypes
@@ -56,8 +56,8 @@ def build(folder: Path) -> None:
 
 
 def load_nccl() -> tuple[int, ...]:
-    """The version of NCCL's library in this process. It is loaded as PyTorch would: where another was loaded
-    first, that one stays.
+    """The version of NCCL's library in this process. It is loaded as PyTorch loads it: if another library was
+    loaded first, that library stays.
     """
     import nccl_like
 
@@ -75,15 +75,13 @@ def visible() -> list[int]:
     """The GPUs that this process is allowed, by number on the machine."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     there = range(int(os.environ["STANDIN_GPUS"]))
-    return (
-        list(there)
-        if allowed is None
-        else [int(i) for i in allowed.split(",") if i.isdigit() and int(i) in there]
-    )
+    if allowed is None:
+        return list(there)
+    return [int(i) for i in allowed.split(",") if i.isdigit() and int(i) in there]
 
 
 class Stream:
-    """One stream, on which everything but a collective is done when it is asked for."""
+    """A stream on which everything except a collective is done at once."""
 
     def __init__(self, *_, **__):
         pass
@@ -99,7 +97,7 @@ class Stream:
 
 
 class Event:
-    """It has come when the collectives are done that the host had begun; without STANDIN_AHEAD at once."""
+    """It completes when the collectives that the host had begun are done; without STANDIN_AHEAD at once."""
 
     def __init__(self, *_, **__):
         self.at, self.begun = 0.0, 0
@@ -132,12 +130,15 @@ class OnCpu(TorchFunctionMode):
 
 
 def _cpu(x):
+    """The CPU in place of a GPU; anything else unchanged."""
     if isinstance(x, torch.device) and x.type == "cuda" or isinstance(x, str) and x.startswith("cuda"):
         return torch.device("cpu")
     return x
 
 
 class _IsNcclLike(type):
+    """Makes isinstance(x, ProcessGroupNCCL) true of the stand-in's backends."""
+
     def __instancecheck__(cls, x):
         import nccl_like
 
@@ -152,6 +153,8 @@ Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=
 
 
 class ProcessGroupNCCL(metaclass=_IsNcclLike):
+    """Replaces PyTorch's class: makes a backend over gloo that answers as NCCL does."""
+
     class Options:
         pass
 

@@ -1,5 +1,5 @@
-"""The reader's path in a real browser: JupyterLab as `make lab` starts it, and a headless Chromium that
-clicks and types. What a page displays without a kernel, and in the dark, is tested in test_browser_stored.py.
+"""The notebooks in a real browser: JupyterLab as `make lab` starts it, and a headless Chromium that clicks
+and types. test_browser_stored.py tests pages without a kernel, and the dark theme.
 
 If no Chromium is found, these tests are skipped with a message. .ci/run installs one.
 """
@@ -54,7 +54,7 @@ def _write(file: Path, content: dict) -> None:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """The address of a JupyterLab over the reader's copies, and the folder in which it keeps its files."""
+    """The address of a JupyterLab with copies of the notebooks, and the folder of its files."""
     folder = tmp_path_factory.mktemp("lab")
     for name, content in SETTINGS.items():
         _write(folder / "settings" / f"{name.replace(':', '/')}.jupyterlab-settings", content)
@@ -95,13 +95,13 @@ def page(lab):
 
 
 def show(page, **how) -> None:
-    """Open a notebook: how has its path, and what else the command of JupyterLab takes."""
+    """Open a notebook. how: its path, and other arguments of JupyterLab's command."""
     page.evaluate("how => { window.jupyterapp.commands.execute('docmanager:open', how) }", how)
     page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell", timeout=2 * MINUTE)
 
 
 class Notebook:
-    """A notebook opened in JupyterLab, by what a reader does with it."""
+    """A notebook that is open in JupyterLab, with methods for what a learner does."""
 
     def __init__(self, page, folder: Path, number: str):
         self.page, self.folder = page, folder
@@ -164,9 +164,8 @@ class Notebook:
         )
 
     def errors(self) -> list[str]:
-        return self.page.locator(
-            '.jp-RenderedText[data-mime-type="application/vnd.jupyter.error"]'
-        ).all_inner_texts()
+        shown = '.jp-RenderedText[data-mime-type="application/vnd.jupyter.error"]'
+        return self.page.locator(shown).all_inner_texts()
 
     def cell(self, text: str):
         return self.page.locator(".jp-CodeCell", has_text=text).last
@@ -191,8 +190,9 @@ def notebook(page, lab, request):
     opened.close()
 
 
-# Of what a reader has in front of him: the cell that has run or the next one, and the outputs so far.
-# JupyterLab scrolls before an output comes, which may push the next cell under the edge until the next press.
+# What is wrong on the screen. off: neither the last cell nor the next one is visible; wide, empty: numbers
+# of outputs that are too wide, and of pictures without content. JupyterLab scrolls before an output is added,
+# which may move the next cell below the edge.
 SEEN = """() => {
     const notebook = window.jupyterapp.shell.currentWidget.content
     const panel = notebook.node.getBoundingClientRect()
@@ -207,7 +207,7 @@ SEEN = """() => {
     } }"""
 
 
-OFTEN = ("01", "07", "14")  # the others, which are built of the same parts, once a week
+OFTEN = ("01", "07", "14")  # the other notebooks have the same parts, and are tested once a week
 CORES = [
     pytest.param(number, marks=pytest.mark.slow if number in OFTEN else pytest.mark.exhaustive)
     for number in map(drop_number, notebooks())
@@ -215,9 +215,9 @@ CORES = [
 
 
 @pytest.mark.parametrize("notebook", CORES, indirect=True)
-def test_a_core_as_a_reader_goes_through_it(notebook):
-    """To the practice and back; a click on an answer, which makes that cell the next to run, and Shift+Enter
-    on and on.
+def test_the_core_of_a_notebook_runs_cell_by_cell_in_a_browser(notebook):
+    """Follow the link to the practice, go back, and press Shift+Enter from cell to cell. Click on an answer,
+    which makes its cell the next to run.
     """
     page, book = notebook.page, nbformat.read(notebook.path, as_version=4)
     page.locator(".jp-Notebook:visible a", has_text=re.compile(r"^practice \d+$")).click()
@@ -235,7 +235,7 @@ def test_a_core_as_a_reader_goes_through_it(notebook):
             buttons = page.locator(".jp-Notebook:visible .jp-Cell").nth(at).locator(".widget-radio-box label")
             buttons.nth(1).click()
             clicked = page.evaluate(active) == at
-            assert clicked, "JupyterLab makes the cell of a click active"
+            assert clicked, "a click makes its cell active"
         page.wait_for_function(f"() => !({SEEN})().empty", timeout=MINUTE)  # a picture takes a moment
         assert page.evaluate(SEEN) == {"off": False, "wide": 0, "empty": 0}, source
     assert clicked and notebook.errors() == []
@@ -251,7 +251,7 @@ stuck.run(lambda: dist.recv(torch.zeros(1), src=0) if dist.get_rank() else time.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", ["01"], indirect=True)
-def test_fail_read_why_pass_and_stop(notebook):
+def test_a_wrong_attempt_a_right_attempt_and_the_stop_button(notebook):
     page = notebook.page
     notebook.run("def fingerprint")
     practice = notebook.cell("def fingerprint")
@@ -292,21 +292,21 @@ IMAGES = ".three-axes-explorer img, img.three-axes-explorer"
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", ["02"], indirect=True)
 def test_explorers_begin_as_python_says_and_move_by_keyboard_and_by_mouse(notebook):
-    """All that the drops have, one after the other, in a notebook that has none of its own."""
+    """All explorers of the notebooks, one after the other, in a notebook that has none."""
     for call in sorted(EXPLORERS):
         notebook.run_instead(f"from helpers.draw import explore\n{call}")
         begins_and_moves(notebook, call)
 
 
 def begins_and_moves(notebook, call: str) -> None:
+    """An explorer's first picture is Python's; keyboard, mouse and play button change it."""
     page = notebook.page
     assert notebook.errors() == []
     page.locator(IMAGES).last.wait_for(timeout=MINUTE)
     page.wait_for_timeout(2000)  # a link in the page would have pushed its own value by now
     shown = lambda: page.locator(IMAGES).last.get_attribute("src")
-    drawn = page.evaluate(
-        "async src => Array.from(new Uint8Array(await (await fetch(src)).arrayBuffer()))", shown()
-    )
+    fetched = "async src => Array.from(new Uint8Array(await (await fetch(src)).arrayBuffer()))"
+    drawn = page.evaluate(fetched, shown())
     made = eval(call, {"explore": explore})
     first, python = (imread(BytesIO(png)) for png in (bytes(drawn), made.picture.png()))
     assert first.shape == python.shape and (abs(first - python) > 0.1).any(2).mean() < 0.005, (
@@ -319,7 +319,7 @@ def begins_and_moves(notebook, call: str) -> None:
         page.wait_for_timeout(1000)
         height = notebook.cell(call).locator(".jp-OutputArea-output").last.bounding_box()["height"]
         seen = page.evaluate("() => window.jupyterapp.shell.currentWidget.content.node.clientHeight")
-        assert height <= seen, f"controls and picture are not seen together: {height} of {seen}"
+        assert height <= seen, f"controls and picture do not fit the screen: {height} of {seen}"
     page.set_viewport_size(usual)
 
     def redrawn(before: str) -> str:
@@ -348,7 +348,7 @@ def begins_and_moves(notebook, call: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", ["14"], indirect=True)
-def test_training_as_it_goes_a_card_and_the_final(notebook):
+def test_the_curve_of_a_training_a_card_and_the_final_quiz(notebook):
     page = notebook.page
     notebook.run("from helpers.practice import Defence", "cost = d13.your_lines")
     source = next(source for source in notebook.sources() if "d14.train_on" in source)

@@ -55,7 +55,7 @@ def put_away(page) -> None:  # noqa: F811
 
 
 def change_theme(page, theme: str) -> None:  # noqa: F811
-    """Until it is there: one that is asked for while another comes is not heard."""
+    """Change the theme, and wait for it: JupyterLab ignores a second change before the first has ended."""
     page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
     light = str(theme == "JupyterLab Light").lower()
     page.wait_for_function(f"() => document.body.dataset.jpThemeLight == '{light}'", timeout=MINUTE)
@@ -92,7 +92,7 @@ def test_a_notebook_whose_kernel_is_gone_misses_no_widget(dark, lab):  # noqa: F
     assert opened.errors() == [] and trouble(dark) == []
     sliders = dark.locator(".noUi-handle").count()
     dark.evaluate("() => window.jupyterapp.shell.currentWidget.context.save()")
-    assert sliders and dark.locator(".noUi-handle").count() == sliders, "storing it takes nothing"
+    assert sliders and dark.locator(".noUi-handle").count() == sliders, "saving has removed a widget"
     opened.close()
     show(dark, path=opened.name, kernelPreference=WITHOUT_KERNEL)
     dark.locator(".jp-OutputArea-output img").first.wait_for(timeout=MINUTE)

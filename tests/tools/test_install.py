@@ -1,5 +1,5 @@
-"""The reader's copies of the drops. A wheel in fresh environments, each command in an empty folder. From
-where `make` installs torch. Nothing is fetched from a network.
+"""The copies of the notebooks that `make lab` makes. The wheel in fresh environments, each command in an
+empty folder. From where `make` installs torch. Nothing is fetched from a network.
 """
 
 import functools
@@ -29,10 +29,10 @@ from three_axes.commands import COMMANDS
 from tools import colab, lab, pages
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = Path(numpy.__file__).parents[1]  # which has all of [test]
+PACKAGES = Path(numpy.__file__).parents[1]  # the folder of the installed packages
 
 
-# -- the reader's own copy -----------------------------------------------------------------------------
+# -- copies of the notebooks ---------------------------------------------------------------------------
 
 
 def test_a_copy_is_made_once_and_is_the_readers(tmp_path):
@@ -76,7 +76,7 @@ def test_a_newer_version_of_a_drop_is_announced(tmp_path, monkeypatch):
     assert len(lab.prepare(tmp_path, ["03", "07", "09"])) == 3 and lab.prepare(tmp_path) == []
 
 
-def test_what_cannot_be_a_folder_of_copies_is_said(tmp_path):
+def test_a_folder_that_cannot_hold_copies_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no drop '99'; they are 01, 02"):
         lab.prepare(tmp_path, ["99"])
     with pytest.raises(ValueError, match="name another folder for your own copies"):
@@ -93,12 +93,14 @@ CLEAN = {name: value for name, value in os.environ.items() if name not in ("PYTH
 
 
 def run(*command, cwd: Path, **environ: str) -> subprocess.CompletedProcess:
+    """Run a command without the variables that lead to this project's folder."""
     how = dict(capture_output=True, text=True, timeout=300)
     return subprocess.run(list(map(str, command)), cwd=cwd, env=CLEAN | environ, **how)
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
+    """The project's wheel, built here."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("wheel")
     pip = "-m pip wheel --no-deps --no-build-isolation --no-index --wheel-dir".split()
@@ -108,9 +110,7 @@ def wheel(tmp_path_factory) -> Path:
 
 
 def environment(folder: Path, wheel: Path, packages: Path) -> Path:
-    """A fresh environment with the wheel and with the packages of `packages`. Returns its folder of
-    commands.
-    """
+    """The commands of a fresh environment with the wheel and the packages of `packages`."""
     python = bare(folder, packages) / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]
     installed = run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)
@@ -128,6 +128,7 @@ def bare(folder: Path, packages: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def numpy_only(wheel, tmp_path_factory) -> Path:
+    """The commands of an environment with the wheel and NumPy alone."""
     folder = tmp_path_factory.mktemp("planner")
     packages = folder / "packages"
     packages.mkdir()
@@ -138,12 +139,14 @@ def numpy_only(wheel, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def course(wheel, tmp_path_factory) -> Path:
+    """The commands of an environment with the wheel and all packages."""
     folder = tmp_path_factory.mktemp("course") / "venv"
     commands = environment(folder, wheel, PACKAGES)
     (folder / "share").symlink_to(PACKAGES.parents[2] / "share")  # Jupyter's templates and pages
     return commands
 
 
+# command -> (arguments, words that it prints)
 SIZING = {
     "plan": ("llama-3-8b --gpus 8 --batch 32", "best: "),
     "estimate": ("llama-3-8b --gpus 8 --batch 32 --explain --measured 9000tokens/s", "cost_constants.json"),
@@ -176,7 +179,7 @@ def test_a_planner_with_numpy_alone(numpy_only, tmp_path, tmp_path_factory, comm
 
 
 @pytest.mark.slow
-def test_numpy_alone_knows_its_tables_and_says_what_it_lacks(numpy_only, tmp_path):
+def test_with_numpy_alone_tables_work_and_other_commands_say_what_they_need(numpy_only, tmp_path):
     python = numpy_only / "python"
     code = "import three_axes, numpy; print(three_axes.__file__); import torch"
     there = run(python, "-c", code, cwd=tmp_path)
@@ -214,8 +217,8 @@ def test_every_command_is_tried_from_a_wheel():
     assert set(SIZING) | set(COMMANDS) == set(every)
 
 
-def accepts_connections(port: int) -> None:
-    """Wait until it does: a server prints its address a little earlier."""
+def wait_until_it_listens(port: int) -> None:
+    """Wait until something listens on the port: a server prints its address a little earlier."""
     for _ in range(600):
         try:
             return create_connection(("localhost", port)).close()
@@ -237,7 +240,7 @@ def test_the_lab_of_a_wheel_has_the_readers_copies_and_a_kernel_that_knows_the_c
         while not (address := opens.search(printed)):
             assert (line := server.stderr.readline()), printed
             printed += line
-        accepts_connections(port)
+        wait_until_it_listens(port)
         ask = lambda path: json.load(urllib.request.urlopen(address[1] + path + address[2], timeout=60))
         names = {entry["name"] for entry in ask("api/contents/three-axes")["content"]}
         assert names == {p.name for p in (ROOT / "notebooks").glob("*.ipynb")} | {"beyond"}
@@ -275,14 +278,12 @@ DOCUMENTED = re.findall(r"^\| (pip|uv alone) \| `(.+?)`", (ROOT / "docs" / "inst
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name, command", DOCUMENTED)
 def test_what_the_documents_say_installs_the_course(name, command, tmp_path):
-    """With three-axes lab's place taken by the doctor's first check."""
+    """The documented command, except that `three-axes doctor 1` replaces `three-axes lab`."""
     venv.create(tmp_path / "venv", with_pip=name == "pip")
     bins = [tmp_path / "venv" / "bin", Path(sys.executable).parent]
     environ = {"PATH": os.pathsep.join([*map(str, bins), os.environ["PATH"]])}
-    environ |= {
-        "UV_CACHE_DIR": str(tmp_path / "cache"),
-        "UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", ""),
-    }
+    environ["UV_CACHE_DIR"] = str(tmp_path / "cache")
+    environ["UV_FIND_LINKS"] = os.environ.get("PIP_FIND_LINKS", "")
     words = [word.strip("'") for word in command.replace("three-axes lab my", "three-axes doctor 1").split()]
     how = dict(capture_output=True, text=True, timeout=1200)
     done = subprocess.run(words, cwd=ROOT, env=CLEAN | environ, **how)

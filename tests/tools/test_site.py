@@ -1,5 +1,5 @@
-"""The site: its frames against the simulator, every link, which parts stay folded, a browser at
-three widths.
+"""The web site: its pictures (frames) equal the simulator's, every link leads somewhere, answers stay folded,
+and a browser shows it at three widths.
 """
 
 import itertools
@@ -66,7 +66,7 @@ def test_frames_of_schedules_are_the_simulators():
         for text, row in zip(texts, timeline.rows, strict=True):
             for mine, true in zip(decoded(text, timeline.schedule.v), row, strict=True):
                 assert mine[:2] == true[:2] and mine[2:] == pytest.approx(true[2:])
-    assert set(controls) == {"schedule", "p", "m", "v"}, "the key of a frame names them all"
+    assert set(controls) == {"schedule", "p", "m", "v"}, "the key of a frame has all controls"
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,7 @@ def test_frames_of_memory_are_the_simulators(memory):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
+    """The folder of the built site."""
     folder = tmp_path_factory.mktemp("site")
     build(folder)
     return folder
@@ -127,7 +128,7 @@ def test_every_link_leads_somewhere_and_nothing_is_fetched_from_afar(site, pages
 
 
 @pytest.mark.slow
-def test_what_every_page_loads_is_light_and_the_rest_comes_when_it_is_needed(site, pages):
+def test_every_page_loads_only_small_scripts(site, pages):
     sizes = {script.name: script.stat().st_size for script in site.glob("*.js")}
     assert sizes["site.js"] + sizes["first.js"] < 4e4 and sum(sizes.values()) < 2e6
     loaded = {tag["src"].rpartition("/")[2] for page in pages.values() for tag in page.select("script[src]")}
@@ -143,11 +144,8 @@ def test_a_page_says_what_it_is_before_it_is_opened(site, pages):
         title = page.select_one("meta[property='og:title']")["content"]
         assert len(said) > 60 and page.title.text.removesuffix(" · Three Axes") == title
     # Without JavaScript an explorer is the picture that the notebook has stored.
-    assert all(
-        place.select_one("img[src^='data:']")
-        for page in pages.values()
-        for place in page.select("[data-explorer]")
-    )
+    places = [place for page in pages.values() for place in page.select("[data-explorer]")]
+    assert all(place.select_one("img[src^='data:']") for place in places)
 
 
 @pytest.mark.slow
@@ -197,7 +195,7 @@ def test_each_drop_leads_to_the_previous_and_the_next(pages):
         assert leads(before, "next") == {after} and leads(after, "prev") == {before}
 
 
-def test_what_answers_a_prediction_is_known():
+def test_cells_that_answer_a_prediction_are_known():
     cell = nbformat.v4.new_code_cell
     asked, more = "guess = predict(1, 2)\nguess", "x = predict(3)"
     sources = ["a", asked, "b", more, "guess.reveal(1)", "x.reveal(2)", "drawn"]
@@ -291,6 +289,7 @@ def test_the_page_for_the_wall_is_one_sheet_of_a4(chromium, tmp_path):
 
 
 def page_of(drop: str) -> str:
+    """The path of a notebook's page in the site."""
     path = BOOKS[drop].relative_to(ROOT / "notebooks").with_suffix(".html")
     return f"notebooks/{path.as_posix()}"
 
@@ -324,9 +323,7 @@ AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js")
 
 @needs_chromium
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["index.html", "01", "07", "cards.html", "docs/planner.html", "slides/07.html"]
-)
+@pytest.mark.parametrize("name", "index.html 01 07 cards.html docs/planner.html slides/07.html".split())
 def test_axe_finds_nothing_that_is_more_than_minor(visit, name):
     """By the rules of axe-core: a page of each kind, light and dark, and where it is narrow."""
     page, found = visit(page_of(name) if name in BOOKS else name), []
@@ -335,11 +332,8 @@ def test_axe_finds_nothing_that_is_more_than_minor(visit, name):
         page.set_viewport_size(WIDTHS[width])
         page.emulate_media(color_scheme=scheme)
         told = page.evaluate("axe.run({preload: false})")
-        found += [
-            (width, scheme, one["id"], one["nodes"][0]["html"][:120])
-            for one in told["violations"]
-            if one["impact"] not in (None, "minor")
-        ]
+        severe = [one for one in told["violations"] if one["impact"] not in (None, "minor")]
+        found += [(width, scheme, one["id"], one["nodes"][0]["html"][:120]) for one in severe]
     assert found == []
 
 
@@ -369,7 +363,7 @@ def test_the_first_page_predicts_cuts_and_its_address_keeps_it(visit):
     assert page.locator("#does").inner_text() == "Choose, and see the cut."
     page.get_by_role("button", name="This is my prediction").click()
     form, answer = (page.locator(part).bounding_box() for part in ("#cuts", "#bars"))
-    assert form["y"] <= answer["y"] <= form["y"] + form["height"], "the answer stands beside the form"
+    assert form["y"] <= answer["y"] <= form["y"] + form["height"], "the answer is beside the form"
     said = page.locator("#does").inner_text()
     assert page.locator("#does a").get_attribute("href") == page_of("01")
     assert "You predicted the layers, but it is the matrices." in said and "8 of 32 layers" in said
@@ -446,7 +440,7 @@ def test_cards_turn_and_come_back(visit):
     first = page.locator(".card:visible")
     assert first.count() == 1 and f"{shown} left" in page.locator("#round").inner_text()
     front = first.locator(".front").inner_text()
-    assert page.locator("#known").is_disabled(), "whether one knew is seen beside the answer"
+    assert page.locator("#known").is_disabled(), "the button works before the answer is visible"
     first.click()
     page.click("#again")
     assert page.locator(".card:visible .front").inner_text() != front

@@ -1,4 +1,4 @@
-"""The skill file, which teaches assistants to run the commands."""
+"""docs/skills/three-axes/SKILL.md, which teaches AI assistants to run the commands."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ def test_the_skill_has_the_front_matter_that_assistants_read():
 
 
 @pytest.mark.parametrize("words", re.findall(r"(?:three-axes|-m three_axes) ([a-z]+ [^`\n]*)`", SKILL))
-def test_a_command_of_the_skill_is_one(words):
+def test_every_command_of_the_skill_is_accepted(words):
     words = shlex.split(words)
     if "--help" not in words:
         parser(words[0]).parse_args(words)

@@ -1,4 +1,4 @@
-"""The formulas on the page for the wall."""
+"""The formulas on the page for the wall (`tools.wall`) equal what the planner counts."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Pieces of the toy beyond the three axes equal the twin: FSDP in time, context and experts. Further tests
-are about runs that stop: their flight records, and the tools that read them.
+"""FSDP's order of calls, context parallelism and experts of the toy equal a model in one process (the twin).
+Further tests are about runs that hang: their flight records, and the tools that read them.
 """
 
 import pickle
@@ -161,9 +161,7 @@ def test_the_bias_rises_for_the_idle():
 
 
 def test_pytorchs_own_analyzer_reads_the_flight_records(tmp_path):
-    """PyTorch's analyzer, a separate program, reads the records from files. It names the rank, the
-    collective's number and the line.
-    """
+    """The analyzer, a separate program, names the rank, the collective's number and the line."""
     stopped = b4.stop(4)
     stopped.write(tmp_path)
     rank, step = b4_runs.odd_one(seed_of(4, 0))
@@ -201,9 +199,7 @@ def test_a_run_stops_where_its_seed_says(number):
 
 
 def test_the_sign_of_a_cause_is_in_its_own_run_alone():
-    """Each sign that `check` asks for is in one run only: a wrong answer gets the message that its sign is
-    missing.
-    """
+    """Each sign that `check` asks for is in one run only."""
     signs = {1: r"if \(?[xy]\b", 2: r"save\(", 3: "except", 5: "new_group", 6: "all_to_all"}
     for number, sign in signs.items():
         assert [n for n in b4.RUNS if re.search(sign, b4_runs.source(n))] == [number]
@@ -263,9 +259,7 @@ def test_the_variables_that_b4_names_are_pytorchs():
 
 
 def _sharded_step(hybrid, ways):
-    """For each way of `fsdp_order`: whether loss and gradients equal the twin's, and the bytes that stay
-    gathered.
-    """
+    """For each way of `fsdp_order`: whether the step equals the twin's, and the bytes that stay gathered."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     groups = (mesh["shard"].get_group(), mesh["replicate"].get_group()) if hybrid else ()
     new = lambda: toy.ToyTransformer(hidden=32, layers=2, seq_len=16).double()
@@ -330,25 +324,21 @@ def test_fsdp_refuses_what_cannot_be(world):
 
 @pytest.mark.parametrize("how", [{}, {"reshard": False}, {"m": 2}, {"m": 2, "reshard": False}], ids=str)
 def test_fully_shard_makes_the_same_calls(world, how):
-    seen = [
-        [(row.op, row.calls, row.algorithmic) for row in traffic.ranks[0]]
-        for traffic in (b1.step_traffic(world, **how), b1.step_by_pytorch(world, **how))
-    ]
-    assert seen[0] == seen[1]
+    made = lambda way: [(row.op, row.calls, row.algorithmic) for row in way(world, **how).ranks[0]]
+    assert made(b1.step_traffic) == made(b1.step_by_pytorch)
 
 
 def test_fully_shard_prefetches_the_head_in_vain_where_all_is_kept(world):
     how = {"m": 2, "reshard": False, "hold": True}
-    ours, theirs = (
-        {row.op: (row.calls, row.payload) for row in traffic.ranks[0]}
-        for traffic in (b1.step_traffic(world, **how), b1.step_by_pytorch(world, **how))
-    )
+    ways = b1.step_traffic, b1.step_by_pytorch
+    rows = [way(world, **how).ranks[0] for way in ways]
+    ours, theirs = ({row.op: (row.calls, row.payload) for row in mine} for mine in rows)
     head = 4 * sum(p.numel() for p in toy.ToyTransformer(hidden=64, seq_len=16)[-1].parameters())
     assert ours["reduce_scatter"] == theirs["reduce_scatter"]
     assert theirs["all_gather"] == (ours["all_gather"][0] + 1, ours["all_gather"][1] + head)
 
 
-def test_what_is_under_way_and_what_is_whole_are_on_the_clock():
+def test_gathers_and_gathered_weights_are_in_the_timeline():
     with World(4, fabric=b1.ONE_NODE) as world:
         timeline = b1.order_timeline(world, toy.fsdp_order(b1.LAYERS))
     for rank in range(4):

@@ -1,4 +1,4 @@
-"""Each split of the toy model equals its twin: loss, gradients and weights, over three steps."""
+"""Each split of the toy model equals the whole model in one process (the twin): loss, gradients, weights."""
 
 import pytest
 import torch
@@ -12,11 +12,12 @@ from three_axes.plan.frameworks import TOY
 from three_axes.plan.traffic import calls
 
 STEPS, RATE = 3, 0.1
-PLAIN, ODD = {}, {"tied": True, "frozen": True}
+PLAIN, ODD = {}, {"tied": True, "frozen": True}  # kinds of models: arguments of `prepare`
 slow = lambda *case: pytest.param(*case, marks=pytest.mark.slow)
 
 
 def prepare(seed, tied=False, frozen=False, **sizes):
+    """A small model in float64. If `frozen`, one of its matrices is not trained."""
     model = toy.ToyTransformer(seed=seed, tied=tied, hidden=32, seq_len=16, **sizes).double()
     if frozen:
         model[2].mlp.up.weight.requires_grad_(False)
@@ -26,12 +27,8 @@ def prepare(seed, tied=False, frozen=False, **sizes):
 def named(model, held):
     """The parameters of `held`, which is `model` or a part of it, by their names in `model`."""
     here = {id(p) for p in held.parameters()}
-    return {
-        f"{path}.{name}": p
-        for path, part in model.named_modules()
-        for name, p in part._parameters.items()
-        if id(p) in here
-    }
+    parts = [(path, part._parameters.items()) for path, part in model.named_modules()]
+    return {f"{path}.{name}": p for path, its in parts for name, p in its if id(p) in here}
 
 
 def train(model, held, step):
@@ -62,14 +59,9 @@ def same(name, whole, mine, tp=(0, 1)):
 
 
 def equals_the_twin(got, reference, tp=(0, 1)):
-    """Whether the gradients of every step and the last weights equal the twin's, for every parameter that
-    this rank holds.
-    """
-    return all(
-        same(name, whole[name], t, tp)
-        for whole, mine in zip([*reference[1], reference[2]], [*got[1], got[2]])
-        for name, t in mine.items()
-    )
+    """Whether gradients and last weights equal the twin's, for each parameter that this rank holds."""
+    pairs = zip([*reference[1], reference[2]], [*got[1], got[2]])
+    return all(same(name, whole[name], t, tp) for whole, mine in pairs for name, t in mine.items())
 
 
 def mean_losses(results):
@@ -78,9 +70,7 @@ def mean_losses(results):
 
 
 def on_ranks(scheme, ranks, kinds):
-    """Train the model split over the first `ranks` ranks. Each rank begins with another seed, so their
-    weights agree only if the scheme makes them equal.
-    """
+    """Train on the first `ranks` ranks. Each begins with another seed; the scheme must make them equal."""
     group = dist.new_group(list(range(ranks)))
     if dist.get_rank() >= ranks:
         return None
@@ -170,6 +160,7 @@ ORDERS = {
 
 
 def on_a_schedule(schedule, kinds):
+    """On a rank: train the stages that the schedule gives to the rank."""
     group = dist.new_group(list(range(schedule.p)))
     rank, stages = dist.get_rank(), len(schedule.rank_of)
     if rank >= schedule.p:
@@ -205,6 +196,7 @@ def test_every_schedule_on_real_ranks_equals_the_twin(world, name, kinds):
 
 
 def on_a_grid(sizes, sequence, kinds):
+    """On a rank: train its part on a grid of (d, p, t) ranks. Returns also its coordinates."""
     d, p, t = sizes
     grid = toy.grid_groups(d, p, t)
     model = prepare(dist.get_rank(), **kinds)
@@ -234,6 +226,7 @@ def test_all_three_axes_on_eight_ranks_equal_the_twin(sequence, kinds):
 
 
 def adam(model, step, apply):
+    """The losses of three steps. apply: changes the weights after each step."""
     losses = []
     for i in range(STEPS):
         losses.append(step(*toy.make_batch(8, 16, seed=i)))
@@ -242,6 +235,7 @@ def adam(model, step, apply):
 
 
 def on_zero(stage, ranks, frozen):
+    """On a rank: train with ZeRO. Returns losses, whole weights, and bytes held between steps."""
     group = dist.new_group(list(range(ranks)))
     if dist.get_rank() >= ranks:
         return None
@@ -334,7 +328,7 @@ def test_the_sizes_that_notebooks_count_on():
     assert toy.make_batch()[0].shape == (8, 32)
 
 
-def test_what_stands_in_for_compute_waits_as_long_as_it_is_told(monkeypatch):
+def test_stand_ins_for_computation_wait_the_given_seconds(monkeypatch):
     slept = []
     monkeypatch.setattr("time.sleep", slept.append)
     x = torch.ones(1, 2, requires_grad=True)

@@ -1,5 +1,5 @@
-"""The real model is traced on fake ranks. Its collectives equal the formula to the byte. Its memory equals
-the theory, whose assumptions are in `is_the_theory`.
+"""A real model is traced on fake ranks (`three_axes.trace`): its collectives equal the planner's to the byte,
+and its memory is the planner's within a few percent.
 """
 
 from dataclasses import replace
@@ -39,9 +39,7 @@ def listed(job, layout) -> list:
 
 
 def is_the_theory(traced) -> bool:
-    """Whether a trace's memory equals the theory's: a parameter has 4 bytes of weight (which is the master
-    copy), 4 of gradient and 8 of optimizer.
-    """
+    """A parameter has 4 bytes of weight (the master copy), 4 of gradient and 8 of optimizer."""
     paper = stage_memory(traced_job(traced.model, traced.seq_len, traced.layout), traced.layout, 0, 0)
     for kind in ("weights", "gradients", "optimizer"):
         assert traced.memory[kind] == pytest.approx(paper[kind], rel=0.001), kind
@@ -92,14 +90,12 @@ def test_collectives_are_the_formulas_to_the_byte(aside, model, layout, seq_len,
     "layout", [Layout(dp=4, tp=8, pp=2, zero=3), Layout(dp=4, tp=4, pp=4, **WHOLE, recompute="full")], ids=str
 )
 def test_a_first_stage_sends_what_the_formulas_say(layout):
-    """The trace runs in another process, because PyTorch caches plans for equal meshes, and these plans name
-    groups that were destroyed.
-    """
+    """In another process: PyTorch caches plans for equal meshes, which name groups that are gone."""
     traced = trace(SHORT, layout, seq_len=4096)
     assert traced.calls == listed(traced_job(SHORT, 4096, layout), layout)
 
 
-def test_the_other_process_finds_what_this_one_does(tmp_path, monkeypatch):
+def test_the_process_of_a_trace_has_this_ones_import_path(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("import os\nos.write(2, b'found')\nos._exit(1)")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RuntimeError, match="the trace failed: found"):
@@ -110,7 +106,7 @@ OTHERS = Layout(dp=8, tp=8, **WHOLE), Layout(dp=16, tp=4, zero=3, microbatch=2),
 
 
 @pytest.mark.parametrize("layout", [Layout(dp=8, tp=8, zero=3), *slow(*zip(OTHERS))], ids=str)
-def test_memory_is_the_theory_and_what_is_named(aside, layout):
+def test_memory_is_the_theorys(aside, layout):
     model = replace(MODELS["llama-3-8b"], layers=16)
     assert is_the_theory(aside(trace_here, model, layout, 8192, "Megatron's"))
 
@@ -163,7 +159,7 @@ def test_the_70b_on_a_laptop():
         (Layout(dp=8, tp=8, zero=3), {"seq_len": 1001}, "must divide the sequence of 1001 tokens"),
     ],
 )
-def test_what_cannot_be_traced_is_refused(layout, how, sentence):
+def test_a_layout_that_cannot_be_traced_is_refused(layout, how, sentence):
     with pytest.raises(ValueError, match=sentence):
         trace(**{"model": SHORT, "layout": layout, "seq_len": 1024} | how)
 
@@ -178,10 +174,6 @@ def test_an_older_pytorch_is_refused_in_a_sentence(monkeypatch):
 def test_experts_of_every_second_layer_are_built_there():
     """Llama 4 Maverick has experts in every second layer, so half as many all-to-alls."""
     model, layout = replace(MIXTRAL, layers=4), Layout(dp=8, ep=4, zero=3)
-    all_of_them, half = (
-        trace(replace(model, experts=replace(model.experts, every=every)), layout, seq_len=256).count(
-            "all_to_all", "ep"
-        )
-        for every in (1, 2)
-    )
+    models = (replace(model, experts=replace(model.experts, every=every)) for every in (1, 2))
+    all_of_them, half = (trace(one, layout, seq_len=256).count("all_to_all", "ep") for one in models)
     assert all_of_them == 2 * half > 0

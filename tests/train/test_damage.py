@@ -1,4 +1,4 @@
-"""Checkpoints and metrics that have changed since they were saved are never read without a message."""
+"""A damaged checkpoint or file of metrics is found: the run continues from what is intact, with a message."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_every_damage_is_found_and_the_file_named(runs, tmp_path, kind, name, se
     assert train.checkpoints(run) == [run / BEFORE]
 
 
-def test_the_run_goes_on_from_the_one_before(runs, undisturbed, aside, tmp_path):
+def test_a_run_continues_from_the_checkpoint_before_a_damaged_one(runs, undisturbed, aside, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     harm(run, runs[1], "of another run", "__0_0.distcp", random.Random(0))
     code, _, err = aside(main_of, run, "--steps", "6")
@@ -99,7 +99,7 @@ def undisturbed(runs, aside, tmp_path_factory):
     return [line["loss"] for line in train.read_metrics(run)]
 
 
-def test_where_none_is_whole_nothing_is_lost(runs, aside, tmp_path):
+def test_without_an_intact_checkpoint_nothing_is_deleted(runs, aside, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     for folder in (LAST, BEFORE):
         (run / folder / "__0_0.distcp").write_bytes(b"")
@@ -110,7 +110,7 @@ def test_where_none_is_whole_nothing_is_lost(runs, aside, tmp_path):
     assert {p.name for p in run.glob("step-*")} == {f"{LAST}.damaged", BEFORE}
 
 
-def test_a_sample_is_of_the_last_whole_one(runs, aside, tmp_path):
+def test_a_sample_is_of_the_last_intact_checkpoint(runs, aside, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     (run / LAST / "__0_0.distcp").unlink()
     code, out, err = aside(main_of, run, "--sample", "The")
@@ -128,12 +128,11 @@ def test_sha256sum_reads_the_list(runs):
     assert done.returncode == 0 and done.stdout.count(": OK\n") == len(FILES) - 1
 
 
-def test_metrics_that_are_damaged_are_passed_over(runs, aside, tmp_path):
+def test_damaged_lines_of_metrics_are_skipped(runs, aside, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     first, _, _, last = (run / "metrics.jsonl").read_text().splitlines()
-    (run / "metrics.jsonl").write_text(
-        "\n".join([first, "\0" * 40, '{"step": "3"}', "[" * 9999, last, '{"st'])
-    )
+    lines = first, "[1]", "\0" * 40, '{"step": "3"}', "[" * 9999, last, '{"st'
+    (run / "metrics.jsonl").write_text("\n".join(lines))
     assert aside(main_of, run, "--steps", "6")[0] == 0
     assert [line["step"] for line in train.read_metrics(run)] == [1, 4, 5, 6]
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 6

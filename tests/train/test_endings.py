@@ -1,4 +1,4 @@
-"""Runs of helpers.train that are killed or have a full disk. And checkpoints in the background."""
+"""Runs of helpers.train that are killed or whose disk is full. And checkpoints written in the background."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import kills
 import pytest
+import worlds
 from test_train import unshared
 
 from helpers import World, train
@@ -21,16 +22,13 @@ ROOT = Path(__file__).resolve().parents[2]
 IN_BACKGROUND = Config(hidden=32, seq_len=16, batch=8, dp=2, steps=9, warmup=5, async_save=True)
 
 
-@pytest.fixture(scope="module")
-def pair():
-    with World(2, timeout=60) as world:
-        yield world
+shared_world = worlds.shared(2, timeout=60)
 
 
 # -- checkpoints in the background ----------------------------------------------------------------------
 
 
-def test_a_checkpoint_in_the_background_is_of_the_step_that_began_it(pair, tmp_path):
+def test_a_checkpoint_in_the_background_is_of_the_step_that_began_it(world, tmp_path):
     """Training continues for two steps before the checkpoint gets its name."""
 
     def train_on(config):
@@ -51,13 +49,13 @@ def test_a_checkpoint_in_the_background_is_of_the_step_that_began_it(pair, tmp_p
         return [trainer.step()["loss"] for _ in range(2)]
 
     config = replace(IN_BACKGROUND, out=str(tmp_path))
-    losses, unnamed, complete = pair.run(train_on, config)[0]
+    losses, unnamed, complete = world.run(train_on, config)[0]
     assert complete == ["step-000003"] and unnamed == ["step-000003.unfinished"]
-    assert pair.run(resumed, replace(config, async_save=False))[0] == losses
+    assert world.run(resumed, replace(config, async_save=False))[0] == losses
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_checkpoint_that_fails_is_told_to_every_rank(pair, tmp_path, in_background):
+def test_a_checkpoint_that_fails_raises_on_every_rank(world, tmp_path, in_background):
     (tmp_path / "run").write_text("a file, where a folder should be")
 
     def fails(config):
@@ -71,17 +69,17 @@ def test_a_checkpoint_that_fails_is_told_to_every_rank(pair, tmp_path, in_backgr
             return str(e)
 
     config = replace(IN_BACKGROUND, async_save=in_background, out=str(tmp_path / "run"))
-    for told in pair.run(fails, config):
+    for told in world.run(fails, config):
         assert told.startswith("step-000001 could not be written: ")
 
 
 # -- checkpoints and disks ------------------------------------------------------------------------------
 
 
-def test_the_last_checkpoints_are_kept(pair, tmp_path):
-    (tmp_path / "step-000099x").mkdir()  # was never a checkpoint, and is nobody's business here
+def test_the_last_checkpoints_are_kept(world, tmp_path):
+    (tmp_path / "step-000099x").mkdir()  # no checkpoint: it must stay
     config = Config(hidden=32, seq_len=16, batch=8, dp=2, steps=8, every=2, keep=2, out=str(tmp_path))
-    pair.run(lambda config: train.train(config).number, config)
+    world.run(lambda config: train.train(config).number, config)
     kept = sorted(p.name for p in tmp_path.iterdir() if p.is_dir())
     assert kept == ["step-000006", "step-000008", "step-000099x"]
 

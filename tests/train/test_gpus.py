@@ -1,5 +1,5 @@
-"""GPUs, on machines without any: decisions by themselves, and everything else with stand-ins (tests/standin).
-Tests marked gpu also run on a real GPU, which four ranks share (`make test-gpu`).
+"""Ranks on GPUs, tested on machines without a GPU: processes believe in GPUs that tests/standin plays. Tests
+marked gpu also run on a real GPU, which four ranks share (`make test-gpu`).
 """
 
 import hashlib
@@ -28,14 +28,15 @@ from tools.doctor.training import SMALL_RUN
 
 HERE = Path(__file__).resolve().parents[1]
 STANDIN = HERE / "standin"
-REAL = bool(os.environ.get(ON_GPU))
-on_gpu = pytest.mark.gpu
+REAL = bool(os.environ.get(ON_GPU))  # whether this machine's GPU is used, not a stand-in
+on_gpu = pytest.mark.gpu  # runs on a real GPU as well
 really = pytest.mark.skipif(not REAL, reason="stand-ins run no kernels; four of them fail and train")
 
 
-# -- who takes which ---------------------------------------------------------------------------
+# -- which rank takes which GPU ---------------------------------------------------------------------------
 
 
+# seen: the GPUs that each rank sees. taken: which of them each rank takes; None if a rank sees no GPU.
 @pytest.mark.parametrize(
     "seen, taken",
     [
@@ -110,16 +111,14 @@ def test_where_ranks_cannot_share_they_are_refused_with_what_to_do(with_gpus, gp
     assert str(refusal.value).endswith("World(4) runs on the CPU")
 
 
-def test_a_launched_rank_is_told_which_library_its_command_must_name(with_gpus, monkeypatch):
+def test_advice_for_launched_ranks_names_the_library_to_preload(with_gpus, monkeypatch):
     with_gpus(1, (2, 28, 9))
     assert "Begin the command with LD_PRELOAD=~/.cache/three-axes/nccl/nvidia/" in nccl.why_not(2, 1, True)
     with_gpus(1, (2, 28, 9), "/opt/libnccl.so.2")
     assert nccl.why_not(2, 1, True).endswith(" Begin the command with LD_PRELOAD=/opt/libnccl.so.2")
 
 
-@pytest.mark.parametrize(
-    "last", ["Last error:\nDuplicate GPU detected", "Last error: Duplicate GPU detected", ""]
-)
+@pytest.mark.parametrize("last", ["", *(f"Last error:{c}Duplicate GPU detected" for c in " \n")])
 def test_an_error_of_nccl_is_one_line(last):
     said = (
         "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, invalid usage (run with"
@@ -139,11 +138,11 @@ def test_an_error_of_nccl_is_one_line(last):
         ("ValueError", "no good", False),
     ],
 )
-def test_after_an_error_of_cuda_the_ranks_are_not_said_to_be_well(kind, message, spoils):
+def test_an_error_of_cuda_spoils_the_ranks(kind, message, spoils):
     assert Error(kind, message, [], False).spoils is spoils
 
 
-def test_a_collective_without_a_work_has_ended_when_the_gpu_came_past_it(monkeypatch):
+def test_a_collective_without_a_work_ends_when_the_gpu_has_passed_its_event(monkeypatch):
     class Event:
         passed = False
 
@@ -216,6 +215,8 @@ def standin():
 
 
 def this_machine(environ: dict[str, str]):
+    """For `make test-gpu`: the environment of a process that sees this machine's first GPU."""
+
     def sees(n: int, version: str = "", installed: str = "", launched: bool = False) -> dict[str, str]:
         """launched: a launcher's ranks, which load the NCCL that their command names."""
         preload = launched and not nccl.shares() and nccl.newer()
@@ -225,6 +226,7 @@ def this_machine(environ: dict[str, str]):
 
 
 def with_standins(environ: dict[str, str]):
+    """Compile the stand-ins. Then: the environment of a process that believes in n GPUs."""
     source = b"".join(file.read_bytes() for file in sorted(STANDIN.glob("nccl_*")))
     source += torch.__version__.encode() + sys.version.encode()
     folder = HERE.parent / "build" / f"standin-{hashlib.sha256(source).hexdigest()[:12]}"
@@ -235,14 +237,11 @@ def with_standins(environ: dict[str, str]):
         try:
             standin_gpus.build(folder)
         except (OSError, subprocess.CalledProcessError) as e:
-            pytest.skip(
-                f"the GPUs' stand-in cannot be compiled here: {getattr(e, 'stderr', None) or e}"[:300]
-            )
+            why = getattr(e, "stderr", None) or e
+            pytest.skip(f"the GPUs' stand-in cannot be compiled here: {why}"[:300])
 
-    def believes(
-        n: int, version: str = "2.30.7", installed: str = "", launched: bool = False
-    ) -> dict[str, str]:
-        """version: of NCCL. installed: another one that lies in a folder where Python looks for packages."""
+    def believes(n: int, version="2.30.7", installed="", launched=False) -> dict[str, str]:
+        """version: of NCCL. installed: the version of another NCCL, in a folder on Python's path."""
         path = [STANDIN, folder, folder / installed] if installed else [STANDIN, folder]
         of_machine = dict(STANDIN_GPUS=str(n), STANDIN_NCCL=version, HOME=str(folder))
         return environ | of_machine | dict(PYTHONPATH=os.pathsep.join(map(str, path)), OMP_NUM_THREADS="1")
@@ -260,6 +259,7 @@ def python(*arguments: str, environ: dict) -> tuple[str, str]:
 
 
 def examined(checks: str, environ: dict) -> str:
+    """What the doctor prints for these checks, all of which must be ok."""
     output, _ = python("-m", "three_axes", "doctor", *checks.split(), environ=environ)
     assert f"{len(checks.split())} ok, 0 WRONG, 0 skipped" in output
     return output
@@ -283,7 +283,7 @@ FOUR_GPUS = [
     "6 layouts of 4 on GPUs",
     "launched: 2 ranks on GPUs over NCCL, one for each",
 ]
-# Colab. Four ranks share it, and its ranks of the CPU are more than its GPUs.
+# As on Colab.
 ONE_GPU = [
     "ranks can share a GPU over",
     "4 on 1 GPU after",
@@ -339,7 +339,7 @@ torch.cuda.synchronize()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["ends", "differs"])
-def test_where_the_host_runs_ahead_of_the_gpu_a_hang_is_told(standin, tmp_path, how):
+def test_a_hang_is_reported_where_the_host_runs_ahead_of_the_gpu(standin, tmp_path, how):
     (tmp_path / "ahead.py").write_text(AHEAD)
     command = "-m torch.distributed.run --standalone --nproc-per-node 3 -m three_axes count --watch --exit 75"
     environ = standin(3) | {"STANDIN_AHEAD": "1"}
@@ -450,7 +450,7 @@ def test_ranks_share_and_a_hang_of_theirs_keeps_what_they_know(standin, version,
     assert "watchdog" not in output + error, "a connection was cut before NCCL was aborted"
 
 
-# The text of a version that can share; whoever loads it ends.
+# A library with the text of a version that can share. A process that loads it ends.
 BROKEN = """
 #include <unistd.h>
 const char text[] = "NCCL version 2.31.2+cuda13.0";
@@ -486,7 +486,7 @@ def test_another_nccl_is_loaded_by_the_ranks_that_share_and_harms_no_other(stand
 
 @on_gpu
 @pytest.mark.slow
-def test_lines_for_developers_stay_away_and_nccls_own_error_is_told(standin):
+def test_nccls_own_error_is_printed_without_lines_for_developers(standin):
     output, error = python("-c", SHARING, environ=standin(1) | {"NCCL_MULTI_RANK_GPU_ENABLE": "0"})
     told = r"RuntimeError 4 ranks could not share 1 GPU: all 4 ranks raised DistBackendError: NCCL 2\.\S+: \w"
     assert re.match(told, output) and output.endswith("World(4) runs on the CPU\n"), output
@@ -608,24 +608,11 @@ def test_traces_of_ranks_that_share_are_explained_with_a_doubt(standin, tmp_path
 @pytest.mark.slow
 def test_tasks_that_see_one_gpu_each_and_know_no_local_rank(standin):
     """srun --gpus-per-task=1, with the variables that the manual names."""
-    port = free_port()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *SMALL_RUN, *"--steps 2 --tp 2".split()],
-            cwd=HERE.parent,
-            env=standin(2)
-            | {
-                "RANK": str(r),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-                "CUDA_VISIBLE_DEVICES": str(r),
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for r in range(2)
-    ]
+    command = [sys.executable, *SMALL_RUN, *"--steps 2 --tp 2".split()]
+    how = dict(cwd=HERE.parent, stderr=subprocess.PIPE, text=True)
+    environ = standin(2) | dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    names = [dict(RANK=r, CUDA_VISIBLE_DEVICES=r) for r in "01"]
+    ranks = [subprocess.Popen(command, env=environ | of_rank, **how) for of_rank in names]
     output = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], output
     assert output[0].startswith("2 ranks on GPUs over NCCL, one for each\n")

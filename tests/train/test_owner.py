@@ -1,4 +1,4 @@
-"""One run owns its folder, and ranks end with their launcher."""
+"""Only one run at a time may use a folder of checkpoints, and ranks end with their launcher."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ with owning(Path(sys.argv[1]), print):
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that holds a folder, started by other(*prefix)."""
+    """other(*prefix) starts a process that owns the folder `run`. prefix: words before its command."""
     started = []
 
     def other(*prefix: str) -> subprocess.Popen:
@@ -44,7 +44,7 @@ def holder(tmp_path):
         process.stdin.close(), process.stdout.close()
 
 
-def test_a_second_run_is_refused_and_told_who_has_it(holder, aside, tmp_path):
+def test_a_second_run_is_refused_with_the_owner_of_the_folder(holder, aside, tmp_path):
     run, first = tmp_path / "run", holder()
     code, _, err = aside(main_of, run, "--steps", "2")
     assert code == 2
@@ -56,7 +56,7 @@ def test_a_second_run_is_refused_and_told_who_has_it(holder, aside, tmp_path):
     assert not (run / "owner").exists()
 
 
-def test_a_run_that_was_killed_is_followed_with_a_sentence(holder, aside, tmp_path):
+def test_the_run_after_a_killed_run_prints_a_sentence(holder, aside, tmp_path):
     run, first = tmp_path / "run", holder()
     first.kill()
     first.wait(30)
@@ -65,7 +65,7 @@ def test_a_run_that_was_killed_is_followed_with_a_sentence(holder, aside, tmp_pa
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"a line\n" * 999])
-def test_a_note_that_says_nothing_does_no_harm(tmp_path, content):
+def test_an_unreadable_note_of_an_owner_does_no_harm(tmp_path, content):
     (tmp_path / "owner").write_bytes(content)
     said = []
     with owning(tmp_path, said.append):
@@ -73,10 +73,8 @@ def test_a_note_that_says_nothing_does_no_harm(tmp_path, content):
     assert len(said) == 1 and len(said[0]) < 500
 
 
-def test_on_two_hosts_that_share_the_folder(holder, aside, tmp_path):
-    """Namespaces take the place of another host: its own name, process ids and network, and a
-    shared file system.
-    """
+def test_a_run_on_another_host_owns_a_shared_folder(holder, aside, tmp_path):
+    """Namespaces replace another host: they have a name, process ids and a network of their own."""
     far = unshared("--uts --pid --net --fork --kill-child", "hostname far")
     holder(*far, "sh", "-c", 'hostname far; exec "$@"', "sh")
     code, _, err = aside(main_of, tmp_path / "run", "--steps", "2")

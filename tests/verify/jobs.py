@@ -1,6 +1,4 @@
-"""The jobs of test_copies.py. Each job is one of PROGRAMS or an edit of one; the classes and functions below
-are used in them.
-"""
+"""The jobs of test_copies.py: PROGRAMS and edits of them, and the classes and functions that they use."""
 
 # ruff: noqa: F401  rows of jobs.csv use what is imported
 
@@ -37,18 +35,6 @@ for step in range(6):
     x = rows(step)
     loss(model, x).backward()
     average(model)
-    optimizer.step()
-    optimizer.zero_grad()
-    # after
-""",
-    "ddp": """
-model = DDP(net(drop=0.1))
-# before
-torch.manual_seed(rank)  # of dropout
-optimizer = adam(model)
-for step in range(6):
-    x = rows(step)
-    loss(model, x).backward()
     optimizer.step()
     optimizer.zero_grad()
     # after
@@ -93,12 +79,12 @@ for step in range(6):
     optimizer.zero_grad()
 """,
 }
+DDP_EDIT = "net() => DDP(net(drop=0.1)) & # before => # before⏎torch.manual_seed(rank)  # of dropout"
+PROGRAMS["ddp"] = b5.changed(PROGRAMS["sum"], f"{DDP_EDIT} &     average(model)⏎ => ", "sum")
 
 
 class Job(NamedTuple):
-    """A training job. verdict: right, noted or wrong. says: words that `verify` must print. text:
-    its source.
-    """
+    """A training job. verdict: right, noted or wrong. says: words that `verify` must print."""
 
     verdict: str
     says: list[str]
@@ -125,6 +111,7 @@ def mesh_of(**sizes: int):
 
 
 def net(seed: int = 0, *, norm: type[nn.Module] = nn.LayerNorm, drop: float = 0.0) -> nn.Sequential:
+    """A small model, whose weights depend on the seed alone."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(WIDE, 12), norm(12), nn.GELU(), nn.Dropout(drop), nn.Linear(12, WIDE), nn.LayerNorm(WIDE)
@@ -180,9 +167,7 @@ class Named(nn.Sequential):
 
 
 class Cut(nn.Module):
-    """Each rank computes only its rows of the batch. If `gathers`, it also reads the results of the other
-    ranks.
-    """
+    """Each rank computes its rows of the batch. If `gathers`, it also reads the others' results."""
 
     def __init__(self, *, gathers: bool = False):
         super().__init__()
@@ -197,9 +182,7 @@ class Cut(nn.Module):
 
 
 class Positions(nn.Module):
-    """The first layer embeds positions, so its input is the same on all ranks. The second layer reads the
-    rows.
-    """
+    """The first layer embeds positions, equal on all ranks. The second layer reads the rows."""
 
     def __init__(self):
         super().__init__()
@@ -214,6 +197,8 @@ class Positions(nn.Module):
 
 
 class Lora(nn.Module):
+    """A frozen linear layer with a LoRA adapter."""
+
     def __init__(self, base: nn.Linear):
         super().__init__()
         self.base = base.requires_grad_(False)
@@ -226,9 +211,7 @@ class Lora(nn.Module):
 
 
 class Owned(torch.optim.Optimizer):
-    """One rank owns each parameter and updates it. All ranks hold a momentum, but only the owner's
-    is used.
-    """
+    """One rank owns each parameter and updates it. All ranks hold a momentum; only the owner's is used."""
 
     def __init__(self, parameters, lr=0.01):
         super().__init__(parameters, dict(lr=lr))
@@ -303,9 +286,7 @@ def forward_and_backward(stage: Stage, x: torch.Tensor, pp) -> None:
 
 
 class Slices(torch.optim.Optimizer):
-    """An optimizer as nanochat's. It reduce-scatters gradients, holds a slice of the state on each rank, and
-    gathers the weights.
-    """
+    """As nanochat's: gradients are reduce-scattered, states are sliced, weights are gathered."""
 
     def __init__(self, parameters):
         super().__init__(parameters, dict(lr=0.01))
@@ -326,9 +307,7 @@ class Slices(torch.optim.Optimizer):
 
 
 class Experts(nn.Module):
-    """Each rank of ep holds one expert. A rank sends its rows to the next rank's expert and gets the results
-    back.
-    """
+    """Each rank of ep holds one expert, and sends its rows to the next rank's expert and back."""
 
     def __init__(self, group, seed: int):
         super().__init__()
@@ -341,6 +320,8 @@ class Experts(nn.Module):
 
 
 class Swap(torch.autograd.Function):
+    """An all-to-all whose gradients go back by an all-to-all."""
+
     @staticmethod
     def forward(ctx, x, group):
         ctx.group, out = group, torch.empty_like(x)

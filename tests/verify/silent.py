@@ -1,6 +1,4 @@
-"""Right parallel programs, and edits that make their training wrong without an error. data/silent
-has both.
-"""
+"""The parallel programs of data/silent, and edits that make their training wrong without an error."""
 
 from __future__ import annotations
 
@@ -38,12 +36,11 @@ class Mutant(NamedTuple):
         return not self.parameter or any(fnmatch(name, self.parameter) for name in found.names)
 
     def _axes(self, found) -> bool:
-        """Whether the axes of a cause are right. A cause without axes is right, because the layout has only
-        one axis of several ranks.
-        """
+        """Whether a cause has the right axes. It needs none if only one axis has several ranks."""
         return not found.cause.axes or set(found.cause.axes) == set(self.axes.split())
 
 
+# program -> layouts on which it is right
 PROGRAMS = {
     "dense": ["dp 2", "cp 2", "tp 2", "dp 2 tp 2", "dp 2 cp 2", "cp 2 tp 2"],
     "pipeline": ["pp 2 dp 1", "pp 1 dp 2", "pp 2 dp 2", "pp 4 dp 1"],

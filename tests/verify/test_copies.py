@@ -12,18 +12,16 @@ from sampled import sampled
 
 from three_axes.verify.script import WatchedScript
 
-shared = worlds.shared(4, many=40, timeout=120)
+shared_world = worlds.shared(4, many=40, timeout=120)
 JOBS = jobs.jobs()
 
 
 class Over(BaseException):
-    """The last step has been watched."""
+    """Ends a job after the last step that is watched."""
 
 
 def watched(job: jobs.Job, steps: int = 5) -> tuple[str, list[str]]:
-    """Run a job under `verify`'s watch, on each rank. Returns the printed text and the names of the tensors
-    that are wrong.
-    """
+    """Run a job under `verify`'s watch, on a rank: the printed text, and the names of wrong tensors."""
 
     def over():
         raise Over
@@ -42,20 +40,19 @@ def watched(job: jobs.Job, steps: int = 5) -> tuple[str, list[str]]:
         finally:
             watch.stop()
             names.clear()  # the garbage collector does not free hooks and the objects that they hold
-    return printed.getvalue(), [
-        drift.name for drift in watch.compared.copies.wrong
-    ] if watch.compared.copies else []
+    copies = watch.compared.copies
+    return printed.getvalue(), [drift.name for drift in copies.wrong] if copies else []
 
 
 def notes(said: str) -> bool:
+    """Whether `verify` printed a note, apart from notes about random states."""
     return any("a note" in line and "random state differs" not in line for line in said.splitlines())
 
 
 @pytest.mark.parametrize("name", sampled(JOBS))
-def test_right_jobs_are_not_accused_and_wrong_ones_are_found(name, shared):
+def test_right_jobs_are_not_accused_and_wrong_ones_are_found(name, world):
     job = JOBS[name]
-    with shared.lent() as world:
-        said, wrong = world.run(watched, job)[0]
+    said, wrong = world.run(watched, job)[0]
     assert all(words in said for words in job.says), said
     assert bool(wrong) == (job.verdict == "wrong"), said
     assert job.verdict == "wrong" or notes(said) == (job.verdict == "noted"), said

@@ -1,5 +1,5 @@
-"""Copies that were equal must stay equal: the marks that are compared, and a reader's script under
-torchrun.
+"""Copies of a tensor that were equal must stay equal. Here are the marks (random sums) by which `verify`
+compares copies, and `verify` on a script.
 """
 
 import shutil
@@ -35,16 +35,14 @@ dist.destroy_process_group()
 
 
 def verified(folder, program: str, edit: str, *arguments: str) -> subprocess.CompletedProcess:
-    """Run `three_axes verify` on the edited program. arguments: those of `verify`, then the script, its
-    layout and its number of steps.
-    """
+    """Run `verify` on an edited program. arguments: its options, the script, a layout, a number of steps."""
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)  # of a model.py from the same second
     (folder / "train.py").write_text(SCRIPT)
     (folder / "model.py").write_text(b5.edited(program, edit))
     return forked.command("three_axes", "verify", *arguments, cwd=folder, ranks=4)
 
 
-def test_random_sums_tell_a_distance():
+def test_marks_estimate_how_far_tensors_are_apart():
     chance = torch.Generator().manual_seed(0)
     for size in (3, 1000, 5000):
         a, b = (torch.randn(size, generator=chance) for _ in range(2))
@@ -59,12 +57,9 @@ def test_which_copies_are_watched():
         return {name: mark(name, torch.tensor(values)) for name, values in tensors.items()}
 
     same, ones = [1.0, 2.0], [1.0, 1.0]
-    rank0 = marks(
-        **{"norm.weight": ones, "up.weight": [[3.0, 4.0], [0.0, 1.0]], "up.bias": ones, "words": same}
-    )
-    rank1 = marks(
-        **{"norm.weight": ones, "up.weight": [[5.0, 6.0], [0.0, 1.0]], "up.bias": ones, "words": same}
-    )
+    alike = {"norm.weight": ones, "up.bias": ones, "words": same}
+    parts = [[3.0, 4.0], [0.0, 1.0]], [[5.0, 6.0], [0.0, 1.0]]
+    rank0, rank1 = (marks(**alike, **{"up.weight": part}) for part in parts)
     copies = Copies([rank0, rank1])
     # The bias has equal values on both ranks, but it may be a shard, because its matrix is one. The weight of
     # a norm is never a shard.
@@ -84,7 +79,7 @@ def test_which_copies_are_watched():
     assert copies.watched()[1]["exp_avg of words"] == "sharded"
 
 
-def test_the_axis_of_a_parting():
+def test_the_axis_along_which_copies_differ():
     axes = {(0, 1, 2, 3): "the world", (0, 1): "tp", (2, 3): "tp", (0, 2): "dp", (1, 3): "dp"}
     assert axis_of({0: "a", 1: "b", 2: "a", 3: "b"}, axes) == "tp"
     assert axis_of({0: "a", 1: "a", 2: "b", 3: "b"}, axes) == "dp"
@@ -115,9 +110,8 @@ def test_a_script_whose_copies_part(tmp_path):
     assert done.returncode and "of 25 tensors with copies 1 have parted, in 9 steps" in done.stdout
     edit = "        dist.all_reduce(p.grad, group=dp)⏎ => ⏎"
     done = verified(tmp_path, "pipeline", edit, "--steps", "1", "train.py", "pp 2 dp 2", "9")
-    assert (
-        "after step 1: layers.3.norm.bias differs along dp (ranks 2 | 3), by 2 of its length" in done.stdout
-    )
+    said = "after step 1: layers.3.norm.bias differs along dp (ranks 2 | 3), by 2 of its length"
+    assert said in done.stdout
     assert "after step 1: and 17 more\n" in done.stdout
     assert "train.py: of 25 tensors with copies 25 have parted, in 2 steps\n" in done.stdout
 

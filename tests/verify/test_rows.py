@@ -15,7 +15,7 @@ from three_axes.verify import verify
 from three_axes.verify.causes import of_norms
 from three_axes.verify.pieces import Mesh
 
-shared = worlds.shared(2, many=30, timeout=60)
+shared_world = worlds.shared(2, many=30, timeout=60)
 ROWS, TOKENS, WORDS, WIDE = 8, 6, 16, 8
 
 
@@ -25,20 +25,15 @@ class Tiny(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.words, self.mix, self.head = (
-            nn.Embedding(WORDS, WIDE),
-            nn.Linear(WIDE, WIDE),
-            nn.Linear(WIDE, WORDS),
-        )
+        self.words = nn.Embedding(WORDS, WIDE)
+        self.mix, self.head = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WORDS)
 
     def forward(self, tokens):
         return self.head(torch.tanh(self.mix(self.words(tokens))))
 
 
 def batch(rows: int = ROWS) -> list[torch.Tensor]:
-    """[tokens, targets, counts]. counts is 1.0 for a token that counts and 0.0 for padding; half of the last
-    rows is padding.
-    """
+    """[tokens, targets, counts]. counts is 0.0 for padding, which half of the last rows is."""
     chance = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(WORDS, (2, rows, TOKENS), generator=chance)
     counts = torch.ones(rows, TOKENS)
@@ -61,15 +56,12 @@ def mine(batch, mesh):
 
 def losses(model, tokens, targets):
     """The loss of each token, (rows, tokens)."""
-    return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="none").view(
-        targets.shape
-    )
+    each = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="none")
+    return each.view(targets.shape)
 
 
 def right(model, batch, mesh, *, pads: bool = False, of_means: bool = False):
-    """A step whose loss is the mean over the tokens that count. pads: rank 1 counts padding too. of_means:
-    the loss is the mean of the ranks' means.
-    """
+    """The loss is the mean over counted tokens. pads: rank 1 counts padding; of_means: a mean of means."""
     (tokens, targets, counts), total = mine(batch, mesh)
     if pads and mesh is not None and mesh.get_local_rank() == 1:
         counts = torch.ones_like(counts)
@@ -97,47 +89,46 @@ def accumulated(model, batch, mesh, *, refuses=lambda part: None):
     return loss
 
 
-def checked(shared, step, rows: int = ROWS, **how):
+def checked(world, step, rows: int = ROWS, **how):
+    """(the report of `verify` on a step, what is wrong -> its cause)."""
+
     def run():
         return verify(lambda mesh: Tiny(), lambda *of: step(*of, **how), batch(rows), ["dp 2"])
 
-    with shared.lent() as world:
-        report = world.run(run)[0]
+    report = world.run(run)[0]
     return report, {found.what: found.cause for found in report.found}
 
 
-def test_a_mean_of_means_is_told_of_the_loss_as_well(shared):
+def test_a_mean_of_means_explains_the_gradients_and_the_loss(world):
     """The two ranks have 24 and 18 of the 42 tokens that count."""
-    report, causes = checked(shared, right, of_means=True)
+    report, causes = checked(world, right, of_means=True)
     said = "rows 1–4 0.875 times, rows 5–8 1.167 times what they should count: a mean of means"
     assert causes["loss"] == causes["gradients"] and said in causes["loss"].text, report
 
 
-def test_padding_that_one_rank_counts_is_told(shared):
-    report, causes = checked(shared, right, pads=True)
+def test_padding_that_one_rank_counts_is_found(world):
+    report, causes = checked(world, right, pads=True)
     assert causes["loss"].kind == "padding counted" and causes["loss"] == causes["gradients"], report
     assert causes["loss"].text == "in rows 7–8 what the batch's mask leaves out is counted as well"
 
 
-def test_rows_have_their_own_numbers_where_several_are_tried_together(shared):
-    _, causes = checked(shared, right, rows=24, of_means=True)
+def test_rows_have_their_own_numbers_where_several_are_tried_together(world):
+    _, causes = checked(world, right, rows=24, of_means=True)
     assert "rows 1–12 0.875 times, rows 13–24 1.167 times" in causes["gradients"].text
 
 
-def test_a_step_that_cuts_its_batch_is_given_the_rows_again_and_again(shared):
-    report, causes = checked(shared, accumulated)
-    said = (
-        "rows 1–4 0.5 times, rows 5–8 once what they should count: a factor that some of them get once more"
-    )
-    assert causes["gradients"].text.startswith(said) and "loss" not in causes, report
+def test_a_step_that_cuts_its_batch_is_given_the_rows_again_and_again(world):
+    report, causes = checked(world, accumulated)
+    said = "rows 1–4 0.5 times, rows 5–8 once what they should count: a factor that some of them"
+    assert causes["gradients"].text.startswith(f"{said} get once more") and "loss" not in causes, report
 
 
-def test_a_trial_that_fails_says_so(shared):
+def test_a_trial_that_fails_says_so(world):
     def refuses(tokens):
         if len(tokens.unique(dim=0)) < ROWS:
             raise ValueError("not my batch")
 
-    report, causes = checked(shared, accumulated, refuses=refuses)
+    report, causes = checked(world, accumulated, refuses=refuses)
     line = refuses.__code__.co_firstlineno + 2
     said = f"rows could not be tried: ValueError, test_rows.py, line {line}"
     assert causes["gradients"].text.endswith(said) and causes["gradients"].kind == "unexplained", report
@@ -173,13 +164,12 @@ def test_in_coarse_numbers_no_squares_are_guessed():
     """Among some dozens of sums of squares, one always equals the norm within the rounding of bfloat16."""
     squares, mesh = sum(SQUARES.values()), Mesh({"tp": 2})
     norm = math.sqrt(squares + SQUARES["norm"])
-    of = lambda tolerance: of_norms(
-        {0: norm, 1: norm}, math.sqrt(squares), mesh, tolerance, SQUARES, {("tp",): PARTS}
-    )
+    norms, parts = {0: norm, 1: norm}, {("tp",): PARTS}
+    of = lambda tolerance: of_norms(norms, math.sqrt(squares), mesh, tolerance, SQUARES, parts)
     assert of(1e-9).kind == "squares counted often" and of(1e-2).kind == "scaled"
 
 
-def test_a_row_of_nothing_but_padding_is_not_called_left_out(shared):
+def test_a_row_of_nothing_but_padding_is_not_called_left_out(world):
     def run():
         tokens, targets, counts = batch()
         counts[5] = 0
@@ -187,7 +177,6 @@ def test_a_row_of_nothing_but_padding_is_not_called_left_out(shared):
             lambda mesh: Tiny(), lambda *of: right(*of, of_means=True), [tokens, targets, counts], ["dp 2"]
         )
 
-    with shared.lent() as world:
-        report = world.run(run)[0]
+    report = world.run(run)[0]
     said = " ".join(repr(report).split())
     assert "rows 1–4 0.75 times, row 5 1.5 times, rows 7–8 1.5 times what they should count" in said

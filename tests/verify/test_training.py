@@ -1,6 +1,4 @@
-"""`verify` on `helpers.train`: every layout equals the model, and checkpoints can be loaded in
-other layouts.
-"""
+"""`verify` on `helpers.train`: layouts equal the model, and checkpoints can be loaded in other layouts."""
 
 import random
 from contextlib import suppress
@@ -38,9 +36,7 @@ class Later:
 
 
 def checked(layout: dict, folder=None, seed: int = 0, **choice):
-    """Run `verify` on ranks, on a layout of the training. folder: training starts from this checkpoint. seed:
-    some tensors of the checkpoint are misplaced.
-    """
+    """Run `verify` on ranks. folder: a checkpoint to start from. seed: some of its tensors are misplaced."""
     config, trainers = replace(BASE, **choice), {}
 
     def build(mesh):
@@ -91,9 +87,8 @@ def saved(layout: dict, folder) -> None:
 def misplace(model, seed: int) -> None:
     """Exchange two tensors, the rows of a tensor, or the shards of the ranks, as a wrong loader would."""
     chance = random.Random(seed)
-    parameters = [
-        (p.to_local() if isinstance(p, DTensor) else p).detach() for p in model.parameters() if p.dim() == 2
-    ]
+    local = lambda p: (p.to_local() if isinstance(p, DTensor) else p).detach()
+    parameters = [local(p) for p in model.parameters() if p.dim() == 2]
     one = chance.choice(parameters)
     others = [p for p in parameters if p.shape == one.shape and not torch.equal(p, one)]
     ranks = [None] * dist.get_world_size()
@@ -123,9 +118,7 @@ def test_layouts_are_the_model(shared, count):
 
 
 def drawn(count: int) -> list[tuple[dict, dict]]:
-    """Random pairs of a layout for four ranks and settings of the job. No pair is twice; three of four are in
-    float64.
-    """
+    """Random pairs of a layout for four ranks and settings of a job; three of four are in float64."""
     chance, layouts = random.Random(0), {}
     while len(layouts) < count:
         tp, pp = (chance.choice([1, 2, 4]) for _ in range(2))
@@ -140,6 +133,7 @@ def drawn(count: int) -> list[tuple[dict, dict]]:
 
 
 def _is_the_model(layout, shared, **choice):
+    """Check that a layout equals the model. Returns the report."""
     with shared.lent() as world:
         report = world.run(checked, layout, **choice)[0]
     assert report.ok, f"{layout} {choice}\n{report}"
@@ -174,6 +168,7 @@ def _arrives(shared, out, layout: dict, others: list[dict]) -> None:
 
 
 def _save(shared, out, layout: dict):
+    """Save a checkpoint under a layout. Returns its folder."""
     with shared.lent() as world:
         world.run(saved, layout, out)
     (folder,) = checkpoints(out)
@@ -187,7 +182,7 @@ FEW, MANY = (
 
 
 @pytest.mark.parametrize("seeds", [FEW, MANY], ids=str)
-def test_what_arrives_at_another_place_is_found(shared, tmp_path, seeds):
+def test_a_tensor_that_is_loaded_into_a_wrong_place_is_found(shared, tmp_path, seeds):
     folder = _save(shared, tmp_path, {})
     for seed in seeds:
         layout = LAYOUTS[seed % len(LAYOUTS)]

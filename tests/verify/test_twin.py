@@ -1,4 +1,4 @@
-"""Causes that the comparison with the twin finds, and right steps with other conventions, on two ranks."""
+"""Causes that `verify` finds by comparing with the whole model on one rank, and unusual right steps."""
 
 import math
 
@@ -11,11 +11,12 @@ from torch import nn
 from drops import b5
 from three_axes.verify import verify
 
-shared = worlds.shared(2, many=60, timeout=60)
+shared_world = worlds.shared(2, many=60, timeout=60)
 WORDS, WIDE, OUT = 12, 8, -1
 
 
 def build(mesh):
+    """A small language model and its optimizer."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Embedding(WORDS, WIDE), nn.Linear(WIDE, WIDE), nn.LayerNorm(WIDE), nn.Linear(WIDE, WORDS)
@@ -57,12 +58,14 @@ BY_HAND = (
     "    total = =>     norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()⏎"
     "    for p in model.parameters(): p.grad *= 0.05 / norm⏎    total ="
 )
+# name -> edit of STEP: `old => new`; ⏎ ends a line, and & separates edits
 RIGHT = {
     "as it is": "",
     "each rank's loss is its share of a sum": "    if mesh:⏎        dist.all_reduce(total)⏎ => ",
     "gradients are set to zero": "    loss. =>     model.zero_grad()⏎    loss.",
     "clipped by hand": BY_HAND,
 }
+# name -> (edit, kind of the cause, words of the report)
 WRONG = {
     "one rank sets none to zero": (
         "    loss. =>     if not (mesh and rank == 1): model.zero_grad()⏎    loss.",
@@ -119,18 +122,16 @@ def verified(edit: str):
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_steps_are_not_accused(name, shared):
-    with shared.lent() as world:
-        report = world.run(verified, RIGHT[name])[0]
+def test_right_steps_are_not_accused(name, world):
+    report = world.run(verified, RIGHT[name])[0]
     assert report.ok, report
     assert ("equal, a sum over dp" in repr(report)) == ("share" in name)
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_steps_are_explained(name, shared):
+def test_wrong_steps_are_explained(name, world):
     edit, kind, words = WRONG[name]
-    with shared.lent() as world:
-        report = world.run(verified, edit)[0]
+    report = world.run(verified, edit)[0]
     assert kind in {found.cause.kind for found in report.found}, report
     assert words in " ".join(repr(report).split()), report
     assert " 1 times" not in repr(report) and "0.9999" not in repr(report), report
@@ -150,7 +151,7 @@ class Parts(nn.Module):
         return sum(expert(self.all(x)).square().mean() for expert in self.experts.values())
 
 
-def test_a_norm_that_averages_squares_over_ep(shared):
+def test_a_norm_that_averages_squares_over_ep(world):
     def step(model, batch, mesh):
         loss = model(batch)
         loss.backward()
@@ -167,8 +168,7 @@ def test_a_norm_that_averages_squares_over_ep(shared):
         return total
 
     build = lambda mesh: (model := Parts(mesh), torch.optim.SGD(model.parameters(), lr=0.1))
-    with shared.lent() as world:
-        report = world.run(verify, build, step, torch.linspace(-1, 1, 16).view(4, 4), "ep 2")[0]
+    report = world.run(verify, build, step, torch.linspace(-1, 1, 16).view(4, 4), "ep 2")[0]
     (found,) = report.found
     assert (found.what, found.cause.kind, found.cause.axes) == ("clip", "squares averaged", ("ep",)), report
     assert math.isfinite(found.off)

@@ -1,4 +1,4 @@
-"""`verify` on readers' models: with other names, splits and types, and models that cannot be compared."""
+"""`verify` on models with other names, splits and types, and on models that cannot be compared."""
 
 import math
 
@@ -12,13 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from helpers.ranks.failure import RankError
 from three_axes.verify import verify
 
-shared = worlds.shared(2, many=30, timeout=60)
-
-
-@pytest.fixture
-def world(shared):
-    with shared.lent() as world:
-        yield world
+shared_world = worlds.shared(2, many=30, timeout=60)
 
 
 def small(**layers) -> nn.Sequential:
@@ -31,6 +25,7 @@ def share(batch, mesh):
 
 
 def squares(model, batch, mesh, reduces=True):
+    """A step whose loss is a mean of squares. If `reduces`, gradients are averaged over the ranks."""
     loss = model(share(batch, mesh)).square().mean()
     loss.backward()
     if mesh is not None and reduces:
@@ -44,7 +39,7 @@ def checked(build, step=squares, layouts=("dp 2",), **how):
     return verify(build, step, torch.linspace(-1, 1, 32).view(8, 4), layouts, **how)
 
 
-def test_what_is_reported(world):
+def test_the_reports_of_a_right_step_and_of_a_wrong_step(world):
     report = world.run(lambda: checked(lambda mesh: small()))[1]  # every rank has it
     assert report.ok and str(report).splitlines()[2].split() == ["dp", "2", "equal", "equal", "-", "-"]
     report = world.run(lambda: checked(lambda mesh: small(), lambda *a: squares(*a, reduces=False)))[0]
@@ -70,7 +65,7 @@ def test_wrappers_and_other_names(world):
         world.run(lambda: checked(renamed, step))
 
 
-def test_splits_that_are_seen_and_those_that_must_be_said(world):
+def test_splits_that_are_found_and_splits_that_must_be_given(world):
     class Rows(nn.Module):
         """A matrix whose rows tp splits. If `odd`, the whole matrix has an odd number of rows."""
 
@@ -110,7 +105,7 @@ def test_copies_that_begin_with_other_weights(world):
     assert found.names == ("weight", "bias") and "(ranks 0 | 1)" in found.cause.text
 
 
-def test_no_number_is_found_where_it_arises(world):
+def test_a_nan_is_found_in_the_module_that_makes_it(world):
     class Root(nn.Module):
         def forward(self, x):
             return x.sqrt() if dist.get_rank() and self.split else x
@@ -126,9 +121,7 @@ def test_no_number_is_found_where_it_arises(world):
 
 
 def test_a_right_module_that_runs_later_clears_none_that_it_does_not_hold(world):
-    """The first layer is wrong. The second layer is right, and does not read the first one's result. The
-    third layer reads it.
-    """
+    """The first of three layers is wrong. The third reads its result, the second does not."""
 
     class First(nn.Linear):
         def forward(self, x):
@@ -148,7 +141,7 @@ def test_a_right_module_that_runs_later_clears_none_that_it_does_not_hold(world)
     assert found[0].what == "loss" and found[0].names == ("first",)
 
 
-def test_what_cannot_be_compared_says_why(world):
+def test_models_that_cannot_be_compared_are_refused_with_a_reason(world):
     class Noise(nn.Module):
         def forward(self, x):
             return x + torch.randn_like(x)
@@ -176,7 +169,7 @@ def test_what_cannot_be_compared_says_why(world):
             world.run(lambda layout: checked(lambda mesh: small(), layouts=[layout]), layout)
 
 
-def test_losses_of_ranks_need_not_be_equal_and_need_not_be_known(world):
+def test_a_step_need_not_return_a_loss(world):
     own = lambda model, batch, mesh: None if squares(model, batch, mesh) is None else None
     assert world.run(lambda: checked(lambda mesh: small(), own))[0].ok
 
@@ -194,9 +187,7 @@ def test_a_model_that_float64_cannot_run_is_nudged(world):
 
 def test_a_gradient_that_is_only_rounding_moves_a_weight_anywhere(world):
     class Shifted(nn.Module):
-        """Adds one number to all scores. That changes no softmax, so the number's gradient is only rounding,
-        but Adam still changes the number.
-        """
+        """Adds one number to all scores: its gradient is only rounding, but Adam changes it."""
 
         def __init__(self):
             super().__init__()
