@@ -221,9 +221,9 @@ def check(program: Program) -> bool:
         if not (proof or nexts or ends):
             # As far as the recorder knows, a receive from any rank might take a send: no proof is possible.
             looks = [model.look(r, state) for r in range(model.n)]
-            lists = [(look.stands or Waiting(())).operations + look.open for look in looks]
+            lists = [(look.waiting or Waiting(())).operations + look.open for look in looks]
             channels = [operation.channel for operations in lists for operation in operations]
-            unlike = any(c.kind == "recv_any" or (anybodys(c), c.source) in model.takes for c in channels)
+            unlike = any(c.kind == "recv_any" or (any_source(c), c.source) in model.takes for c in channels)
             assert unlike, ("not proven", program, state)
         assert not (ends and proof), ("has ended", program, state)
         always &= ends or bool(nexts)

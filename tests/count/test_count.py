@@ -364,15 +364,15 @@ def waiting_in(channel: Channel) -> State:
     "channel, gone, frees", [(PAIR, 1, True), (PAIR, 2, False), (MESSAGE, 1, True), (MESSAGE, 2, False)]
 )
 def test_the_end_of_a_process_may_free_the_ranks_of_its_operation(channel, gone, frees):
-    told = {0: waiting_in(channel), gone: State(9, Look(1, ended=True))}
+    told = {0: waiting_in(channel), gone: State(9, Snapshot(1, ended=True))}
     assert may_be_freed(told) is frees
 
 
 def test_unequal_arguments_of_one_collective_are_found():
-    oldest = {"channel": PAIR, "nth": 3, "brought": "all_reduce of float32[2]"}
-    one = State(1, Look(1), ahead=Ahead(12, 2, oldest), begun={PAIR: [(12, "barrier")]})
-    other = State(1, Look(1), begun={PAIR: [(2, "barrier"), (3, "all_reduce of float32[3]")]})
-    (words,) = unlike({0: one, 1: other})
+    oldest = {"channel": PAIR, "nth": 3, "signature": "all_reduce of float32[2]"}
+    one = State(1, Snapshot(1), gpu=GpuProgress(12, 2, oldest), begun={PAIR: [(12, "barrier")]})
+    other = State(1, Snapshot(1), begun={PAIR: [(2, "barrier"), (3, "all_reduce of float32[3]")]})
+    (words,) = mismatched({0: one, 1: other})
     assert "number 3 of ranks 0 and 1" in words and "rank 1: all_reduce of float32[3]" in words
     assert not [*mismatched({0: one, 1: other._replace(begun={PAIR: other.begun[PAIR][:1]})})]
 

@@ -120,7 +120,7 @@ def test_unequal_collectives_are_proven_only_if_all_their_ranks_wait():
         rank(message("send", 0, 1), stands=[0], needs=(1,), signature="8 float32"),
         rank(message("recv", 0, 1), stands=[0], needs=(0,), signature="16 float32"),
     ]
-    assert "do not agree on message number 1 of theirs: rank 0 brought 8" in str(prove(told, course=True))
+    assert "do not agree on message number 1 of theirs: rank 0 passed 8" in str(prove(told, course=True))
     assert prove(told) is None, "PyTorch allows it, or raises an error"
 
 

@@ -98,7 +98,7 @@ def test_rows_add_up_and_what_overlaps_is_held_at_once(around):
     recorder = Recorder()
     first = issue(recorder, call(), sends=600)
     second = issue(recorder, call(axis="tp", payload=80, size=100, algorithmic=120), sends=30)
-    assert not recorder.calm()
+    assert not recorder.is_idle()
     around.clock.now = 1.5
     recorder.waited(first, 1.0)
     third = issue(recorder, call(payload=40, size=50, algorithmic=60))
@@ -322,7 +322,7 @@ def process(*_):
     ],
 )
 def test_a_later_thread_timer_handler_or_process_prevents_a_proof(begins, why):
-    before, over = threads.Before(), threading.Event()
+    before, over = threads.Baseline(), threading.Event()
     assert before.since() == ""
     ends = begins(over)
     try:
