@@ -9,7 +9,7 @@ from .candidates import passed_over
 from .job import Job, Lora
 from .layout import Axes
 
-MORE_GPUS = (2, 4, 8, 16, 32, 64)  # factors of the number of GPUs that are tried
+MORE_GPUS = (2, 4, 8, 16, 32, 64)  # the number of GPUs is multiplied by each of these in turn
 
 
 def remedies(job: Job, gpus: int, fits: Callable[..., bool], **only) -> list[str]:
