@@ -87,6 +87,8 @@ def cost(job, cut):
     idle = (cut.p - 1) / (m * cut.v + cut.p - 1)
     bubble = (compute + tp) * idle / (1 - idle)
     sent, hides = 2 + job.g, (compute + tp) / m
+    if cut.zero == 2:
+        sent, hides = 2 + m * job.g, compute + tp
     if cut.zero == 3:
         sent, hides = m * (4 + job.g), compute + tp
     dp = sent * share * (cut.d - 1) / cut.d / bandwidth(cut.d, cut.t)
@@ -143,6 +145,8 @@ _PROBES = (
     ({"s": 131072, "batch": 8}, (1, 8, 8, 1, 1, 0, 1)),
     ({"batch": 4096, "s": 512}, (8, 8, 1, 1, 1, 3, 0)),  # ZeRO-3 with many microbatches
     ({"batch": 4096, "s": 512}, (2, 1, 1, 1, 1, 3, 0)),
+    ({"batch": 32, "s": 4096}, (8, 8, 1, 1, 1, 2, 0)),  # ZeRO-2 with four microbatches, half of it hidden
+    ({"batch": 8, "s": 512}, (8, 8, 1, 1, 1, 2, 0)),  # and with one
     ({"batch": 8, "s": 256}, (2, 4, 1, 1, 1, 1, 0)),  # DP in one node, and nothing to hide under
     ({"batch": 8, "s": 256}, (2, 2, 2, 1, 1, 2, 0)),
     ({"batch": 8, "s": 256}, (4, 4, 1, 1, 1, 1, 0)),  # two ranks of a node share its ports with others
@@ -395,7 +399,7 @@ written = _TermByTerm(
         "With i = (p − 1)/(m·v + p − 1), the idle share of the step, the bubble is (compute + TP)·i/(1 − i)"
         " seconds.",
         "bandwidth(t, 1) for TP, bandwidth(d, t) for DP. What shows of DP is max(dp/5, dp − what hides it);"
-        " (compute + TP)/m hides it, under ZeRO-3 compute + TP.",
+        " (compute + TP)/m hides it, under ZeRO-2 and ZeRO-3 compute + TP.",
     ],
     cases=_cases,
     reads=_cost,
