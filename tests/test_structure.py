@@ -36,7 +36,7 @@ COURSE |= {f"helpers.{part}" for part in "toy emulate ranks draw live train prac
 MAY = {
     "three_axes.terminal": {"three_axes.foreign"},
     "three_axes.table": {"three_axes.terminal"},
-    **dict.fromkeys({"three_axes.files", "three_axes.foreign", "three_axes.doors", *MACHINE}, set()),
+    **dict.fromkeys(["three_axes.files", "three_axes.foreign", "three_axes.doors", *sorted(MACHINE)], set()),
     "three_axes.checks": {"three_axes.foreign"},
     "three_axes.lines": {"three_axes.files"},
     "three_axes.ledger": {"three_axes.pytorch_private"},

@@ -15,8 +15,7 @@ from three_axes.plan.models import find_model
 
 SOURCE = textwrap.dedent(inspect.getsource(d13.cost))
 OTHER = {ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.FloorDiv: ast.Mult}
-# Changes that change no case: the ZeRO stage has no more than 3, the line of ZeRO-3 follows that of ZeRO-2, and
-# 0.0 is 0.
+# Changes that change no case: the ZeRO stage has no more than 3, and its line comes last; 0.0 is 0.
 SAME = {("cut.zero == 2", "cut.zero >= 2"), ("cut.zero == 3", "cut.zero >= 3"), ("0", "0.0")}
 # A byte more in the states of ZeRO-0 is less than a tenth of them, so such a change counts as right.
 NEAR = {("0", "1")}
