@@ -131,7 +131,7 @@ def leaving(pp: int, dp: int, tp: int) -> Question:
     return Question(
         f"TP {tp} innermost, then DP {dp}, PP {pp} outermost, nodes of 8 GPUs. Whose groups leave a node?",
         {name: "" if axes == far else why for name, axes in sets.items()},
-        ("08", "Who goes where"),
+        ("08", "When it hurts"),
     )
 
 
@@ -146,7 +146,7 @@ def zero_1(billions: int, d: int) -> Question:
     return Question(
         f"{billions}·10⁹ parameters, mixed precision with Adam, ZeRO-1 on {d} ranks. States on a rank?",
         _sorted(sum(by_hand.states_bytes(n, d, zero=1)), wrong, human),
-        ("09", "Sixteen bytes a parameter"),
+        ("09", "Why keep them four times?"),
     )
 
 

@@ -13,6 +13,7 @@ from drops import b1, b3, b5, d05, d06, d07, d10, d11, d12, d13, d14
 from helpers import toy
 from helpers.practice.defence import Defence
 from three_axes.files import rows_of
+from three_axes.paper import SCHEDULES
 from three_axes.paper.collectives import algorithmic_bytes as must_send
 from three_axes.plan import CLUSTERS, Job, Layout, memory, validation
 from three_axes.plan.memory import stage_memory, states
@@ -81,6 +82,9 @@ KEPT = stage_memory(Job(LLAMA, seq_len=8192), Layout(tp=8), 0)
 FIRST_OF_FOUR = stage_memory(Job(LLAMA, seq_len=8192, global_batch=128), Layout(dp=2, tp=8, pp=4, zero=1), 0)
 FLIPPED = [float(cell.rstrip("%")) for row in d13.flips().rows for cell in row[3:]]
 EIGHT = d12.paper(d12.REMEDIES["1F1B, 8 stages"][0])
+for microbatches in (13, 16, 32):  # "a whole step takes no less time than under ZB-H1"
+    h1, h2 = (d12.paper(SCHEDULES[name].make(8, microbatches)) for name in ("ZB-H1", "ZB-H2"))
+    assert h2.makespan >= h1.makespan
 COMPUTED = {
     "01": [
         f"On four ranks each rank sends {must_send('all_reduce', 1, 4)} times its tensor",
@@ -313,9 +317,9 @@ def what_drop_14_says_of_its_layouts():
     assert d14.fastest(cost, d14.JOB._replace(batch=d14.JOB.batch // 4))[:3] == d14.THUMB[:3]
     hidden = [d14.planned(cut, d14.if_tp_hides())[0] for cut in (PICK, d14.THUMB)]
     assert round(100 * (1 - hidden[1] / hidden[0])) == 4
-    # "another tenth" for context parallelism, under Megatron-LM; "with it another layout wins"
+    # "nearly another tenth" for context parallelism, under Megatron-LM; "with it another layout wins"
     seconds = [float(row[3].removesuffix(" s")) for row in d14.with_cp().rows]
-    assert 0.07 < 1 - seconds[1] / seconds[0] < 0.13 and seconds[3] < seconds[2]
+    assert 0.07 < 1 - seconds[1] / seconds[0] < 0.1 and seconds[3] < seconds[2]
     assert (d14.NVIDIA.dp, d14.NVIDIA.tp, d14.NVIDIA.pp) == PICK[:3]  # "the sizes that your lines chose"
     staged = Layout(dp=2, tp=4, pp=8, zero=3)  # "does not fit"
     assert sum(stage_memory(traced_job(LLAMA, 8192, staged), staged, 0).values()) > DGX.device.memory
@@ -326,13 +330,14 @@ assert d07.UNIT == 0.030 and memory.OVERHEAD == 2e9
 PRIME_RL = "PrimeIntellect-ai/prime-rl, pull request 2418 (2026-05-05): GLM-4.5-Air, 64k tokens, 8 x H200"
 NEMO = "NVIDIA/NeMo, docs/source/performance/performance_long_sequence.md: speedup 1.07, 1.40 and 20.23"
 PUBLISHED = {
+    "13": {"some 480 GB/s, is not the speed of a link": "NVIDIA/nccl-tests, issue 212 (2024-05-06)"},
     "b2": {
         "GLM-4.5-Air, 64 thousand tokens, 8 H200, CP 4": PRIME_RL,
         "all-to-all costs nothing (+1 % tokens in a second)": PRIME_RL + ", 85 to 84 thousand/s",
         "a ring loses a third (−32 %;": PRIME_RL + ", 57 to 84 thousand/s",
         "1.07 times as fast at 64 thousand tokens": NEMO,
         "1.40 times at 256 thousand, and 20 times at a million": NEMO,
-    }
+    },
 }
 
 

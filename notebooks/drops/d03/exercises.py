@@ -113,7 +113,7 @@ cross_entropy = OnRanks(
     ],
     tries=((4,), (2,)),
     inputs=_scored,
-    praise="The loss of the whole vocabulary, from three numbers a token, and no score left its rank.",
+    praise="The loss of the whole vocabulary, from three numbers a token and not all scores.",
     figures=lambda run, truth: [
         (
             "numbers that a rank brings to collectives, a token",
