@@ -34,7 +34,7 @@ def average_gradients(model: nn.Module, group=None) -> None:
 
 
 def data_parallel_step(model: nn.Module, tokens, targets, group=None, average=average_gradients) -> float:
-    """`twin_step` with the batch split over the ranks of `group`. Returns the loss of this rank's share.
+    """`twin_step` of model.py, with the batch split over the ranks of `group`. Returns this rank's loss.
 
     average(model, group): is called after backward, to make the gradients the ranks' mean.
     The mean of the ranks' losses is the twin's loss. Raises ValueError if the batch does not divide by the

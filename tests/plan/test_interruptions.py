@@ -28,7 +28,7 @@ def simulated(seen: Interruptions, useful: float, seed: int) -> float:
 @pytest.mark.parametrize("between, write", [(3e6, 120.0), (11_000.0, 3.0), (20_000.0, 900.0)])
 def test_goodput_is_what_happens(between, write):
     seen = Interruptions(between, 1e12, write)
-    # The simulation has no interruption during a restart. About 1 in between/RESTART would be one.
+    # The simulation never interrupts a restart, which really happens to a share RESTART/between of them.
     assert seen.goodput == pytest.approx(simulated(seen, 3000 * between, 1), rel=0.02)
     if write < between / 100:
         by_hand = 1 - write / seen.every - (seen.every / 2 + RESTART) / between
@@ -42,10 +42,10 @@ def test_llama_3_trained_for_more_than_nine_tenths_of_the_time():
 
 
 def test_the_layout_that_continues_without_a_node():
-    stops = lambda **sizes: going_on(estimate(JOB, Layout(**sizes))).layout
-    assert stops(dp=4, tp=8, pp=2).dp == 2  # three are whole, and 128 sequences do not divide by 3
-    assert stops(dp=8, tp=4, pp=2).dp == 4  # two replicas are on a node
-    assert stops(dp=64, zero=3).dp == 32
+    goes_on = lambda **sizes: going_on(estimate(JOB, Layout(**sizes))).layout
+    assert goes_on(dp=4, tp=8, pp=2).dp == 2  # three replicas are left, and 3 does not divide 128 sequences
+    assert goes_on(dp=8, tp=4, pp=2).dp == 4  # a node has halves of two replicas: six are left
+    assert goes_on(dp=64, zero=3).dp == 32
     alone = [Layout(tp=8, pp=8), Layout(dp=2, tp=4)]
     assert [going_on(estimate(JOB, layout)) for layout in alone] == [None, None]
     assert what_it_stops(estimate(JOB, Layout())).startswith("The only one")

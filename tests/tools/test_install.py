@@ -152,7 +152,7 @@ SIZING = {
     "estimate": ("llama-3-8b --gpus 8 --batch 32 --explain --measured 9000tokens/s", "cost_constants.json"),
     "explain": ("TRACE", "compute"),
     "count": ("--help", "predicted beside counted"),  # the rest of these two needs PyTorch
-    "verify": ("--help", "of the optimizer, then the job ends"),
+    "verify": ("--help", "optimizer steps, after which the job ends"),
 }
 COURSE = {"doctor": ("1", "1 ok"), "class": (f"collect {ROOT / 'data' / 'incidents'}", "0 students")}
 RUN = "-m three_axes.run"  # of modules for makers

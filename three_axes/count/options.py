@@ -18,7 +18,7 @@ def _count(sub: argparse.ArgumentParser) -> None:
         action="append",
         metavar="AXES",
         default=[],
-        help="names for groups without one: tp=[[0,1],[2,3]], once for each axis, or a mesh: dp=2,tp=2",
+        help="name unnamed groups: tp=[[0,1],[2,3]], repeated for each axis, or a mesh: dp=2,tp=2",
     )
     sub.add_argument("--watch", action="store_true", help="report if no rank can ever go on")
     sub.add_argument(
@@ -43,7 +43,7 @@ def _count(sub: argparse.ArgumentParser) -> None:
 
 
 def _verify(sub: argparse.ArgumentParser) -> None:
-    steps = "of the optimizer, then the job ends (%(default)s)"
+    steps = "optimizer steps, after which the job ends (%(default)s)"
     sub.add_argument("--steps", type=int, default=5, help=steps)
     _script(sub)
 
