@@ -30,7 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 pytest.register_assert_rewrite("prose")
 nbval.kernel.KernelManager = kernels.WithoutPorts
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # more ranks than GPUs; `three-axes doctor` tests those
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # more ranks than GPUs; only test_gpus.py uses GPUs
 os.environ.setdefault("THREE_AXES_PROGRESS", "")  # stored outputs do not depend on this machine's progress
 # Tests run side by side, at least one on each core. More threads in one test would spin while another
 # computes, and the toys are too small to need them. Nothing above has imported NumPy or PyTorch, which read

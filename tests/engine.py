@@ -1,4 +1,4 @@
-"""Runs backward as on a GPU, for tests on processors."""
+"""Runs backward on CPUs as on a GPU, for tests."""
 
 import _thread
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ def _on_a_bare_thread(outputs, *args, **kwargs):
     backward = partial(engine.run_backward, outputs, *args, **kwargs)
     results, done = [], _thread.allocate_lock()
     done.acquire()
-    # list() and extend() call one after the other without a frame.
+    # list(), extend() and map() are written in C: they call both steps without a Python frame.
     steps = [partial(results.extend, map(call, [backward])), done.release]
     _thread.start_new_thread(list, (map(call, steps),))
     assert done.acquire(timeout=60), "backward raised, or does not end"
@@ -24,6 +24,6 @@ def _on_a_bare_thread(outputs, *args, **kwargs):
 
 @contextmanager
 def as_on_a_gpu():
-    """Every backward runs on a thread without a Python frame: a collective of DDP's has no caller."""
+    """Every backward runs on a thread without a Python frame, so DDP's collectives have no Python caller."""
     with mock.patch.object(torch.autograd, "_engine_run_backward", _on_a_bare_thread):
         yield

@@ -1,4 +1,4 @@
-"""Kill a training run again and again, under another layout each time: `python tests/kills.py 30`.
+"""Kill a training run thirty times, under changing layouts: `python tests/kills.py 30`.
 
 Two torchruns act as two machines with two ranks each; every second run has one machine. A signal (SIGKILL,
 SIGTERM or SIGINT) is sent to a launcher, to a rank, or to both ranks of a machine, at a random moment: while
@@ -28,7 +28,7 @@ from helpers.train import Config, Trainer, checkpoints, damage, read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = dict(hidden=32, seq_len=16, batch=8, steps=100_000)
-LAYOUTS = {
+LAYOUTS = {  # number of machines -> options of helpers/train.py
     1: ("--dp 2", "--tp 2", "--pp 2", "--pp 2 --schedule interleaved", "--tp 2 --sp", "--dp 2 --async-save"),
     2: (
         *("--dp 4", "--dp 2 --tp 2", "--tp 2 --pp 2", "--dp 2 --pp 2", "--pp 4 --schedule GPipe", "--pp 4"),

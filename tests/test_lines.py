@@ -3,8 +3,8 @@
 import forked
 import pytest
 
-# Each round leaves garbage that holds a `threading.local`, and lets the collector run a little later: the new
-# frame of `look` is made inside the function that is called.
+# Each round leaves garbage that holds a `threading.local`. The collector runs after `many` new objects, and
+# `sys.ASK` makes objects (frames), so in some rounds the collector would run inside `sys.ASK`.
 PROGRAM = """
 import gc, sys, threading
 from three_axes import lines

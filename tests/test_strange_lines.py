@@ -31,7 +31,7 @@ from helpers.practice.progress import exercises
 from three_axes.__main__ import main as three_axes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the address space of a process")
-SECONDS, BYTES = 10, 10**9
+SECONDS, BYTES = 10, 10**9  # limits of a case
 # How a case is made (see `cases`): "good" changes nothing; the others name what is made wrong.
 WAYS = ["good", "option", "argument", "value", "field", "file", "strange", "strange"]
 NASTY = "=<script>\x1b[2J\u202e\udc80"  # a name that a terminal, a page or a spreadsheet would obey
@@ -41,7 +41,7 @@ STRANGE += ["", "x", NASTY, [], {}, [[2]], [7] * 3000]
 JOB = "--batch=32 --seq=128 --framework=megatron-lm --precision=fp8 --lora=4 --with=offload"
 PLAN = "--tp=2 --train-tokens=4M --why=1,2,2 --report=page.html"
 LAYOUT = "--dp=2 --tp=2 --pp=2 --microbatch=2 --zero=0 --shard=0 --schedule=gpipe --recompute=full"
-READ = "model.json cluster.json", "model.json --cluster=cluster.json"
+READ = "model.json cluster.json", "model.json --cluster=cluster.json"  # files, and how arguments name them
 # command -> the files that it reads, arguments that it always has, optional arguments
 COMMANDS = {
     "plan": (READ[0], f"{READ[1]} --gpus=4 --batch=8", f"--gpus=4 {PLAN} {JOB}"),

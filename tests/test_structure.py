@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
@@ -14,11 +15,6 @@ from types import ModuleType
 import forked
 import pytest
 
-try:
-    import tomllib
-except ModuleNotFoundError:  # before Python 3.11
-    import tomli as tomllib
-
 from helpers import World
 from helpers.practice import notebooks
 from tools import colab
@@ -26,6 +22,7 @@ from tools import colab
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = {"three_axes": ROOT, "helpers": ROOT, "tools": ROOT, "drops": ROOT / "notebooks"}
 FILES = [file for top, folder in PLACES.items() for file in (folder / top).rglob("*.py")]
+# Groups of modules, for MAY below. COUNTED: all that `count` may import. COURSE: all that drops may import.
 TABLES = {f"three_axes.{name}" for name in "table terminal files foreign doors checks lines".split()}
 PAPER = {"three_axes.paper", "three_axes.plan"}
 MACHINE = {f"three_axes.{name}" for name in "devices nccl pytorch_private cpython_private".split()}

@@ -14,7 +14,7 @@ def nccl(name: str, axis: str, n: int, ts: float, dur: float, tid=20) -> dict:
 
 
 def by_hand(slow: float = 0) -> list[dict]:
-    """1,000 µs, or `slow` more, so that the time in each part can be computed by hand."""
+    """A step of 1,000 µs, or `slow` µs more. The time in each of its parts can be computed by hand."""
     launch = lambda i, ts: x("cuda_runtime", "cudaLaunchKernel", ts, 5, 1, correlation=i)
     kernel = lambda i, ts, dur, name="gemm": x("kernel", name, ts, dur, 7, correlation=i)
     return [

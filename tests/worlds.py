@@ -4,13 +4,13 @@ import os
 import random
 from contextlib import contextmanager
 
-PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # where ranks write their flight records
+PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # environment variable: where ranks write their flight records
 
 
 class Shared:
-    """A world that tests use one after the other; it is replaced when its ranks have made many groups. Each
-    group has a thread that wakes a hundred times a second, and cannot be ended alone, because an existing
-    mesh or cache may still use it.
+    """A world of n ranks that tests use one after the other. It is closed when a rank has more than `many`
+    groups: each group has a thread that wakes a hundred times a second. Groups are not ended alone, because
+    an existing mesh or cache may still use them.
     """
 
     def __init__(self, n: int, many: int = 12, **how):
@@ -33,7 +33,7 @@ class Shared:
 
 
 def shared(n: int, **how):
-    """A fixture: `Shared`, for one module's tests."""
+    """A fixture of the module that calls this: one `Shared`, which lends its world to the module's tests."""
     import pytest  # imported here because ranks import this file, and do not need pytest
 
     @pytest.fixture(scope="module")

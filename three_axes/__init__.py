@@ -1,4 +1,4 @@
-"""Three Axes: plan, count, trace and explain a job on three axes of parallelism.
+"""Three Axes: plan, count, verify and explain a training job on three axes of parallelism.
 
 `counting` counts the collectives of a block of code, in any process of torch.distributed. Modules are
 imported when they are first used: `three_axes.paper`, `.plan` and `.explain` need only NumPy.

@@ -14,19 +14,19 @@ import torch.distributed as dist
 
 CPU = torch.device("cpu")
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # type of device -> argument of init_process_group
-# Environment of a process that uses NCCL. This project finds and reports failures itself, so NCCL's watchdog
-# must not end the process. PyTorch requires this setting if communicators are aborted by hand
-# (`_abort_process_group`). After an error the watchdog waits four times these milliseconds, and the group
-# ends only after the watchdog.
+# Environment of a process that uses NCCL. ERROR_HANDLING=0: NCCL's watchdog does not end the process, because
+# this project finds and reports failures itself. PyTorch requires it if communicators are aborted by hand
+# (`_abort_process_group`). DUMP_MILSEC: after an error the watchdog waits four times these milliseconds, and
+# the group ends only after the watchdog.
 NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
 }
-# Further variables for ranks that share a GPU, set before their first communicator; a value that the reader
-# has set is kept. Each rank takes channels of its own, so a rank may have only a few; with MAX_NCHANNELS=1
-# collectives that overlap would block each other. NVLS (sums in NVLink's switches) cannot be shared. NCCL
-# 2.30.7 turns it off by itself only if the last two ranks of a group share a GPU (init.cc, hasMultiRankNvml).
+# Further variables for ranks that share a GPU, set before their first communicator; a user's own values are
+# kept. Each rank takes channels (CTAs) of its own, so a rank may have only a few; with only one, collectives
+# that overlap would block each other. NVLS (sums in NVLink's switches) cannot be shared: NCCL 2.30.7 turns it
+# off by itself only if the last two ranks of a group share a GPU (init.cc, hasMultiRankNvml).
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
 # Environment of a process that must see no GPU.
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}

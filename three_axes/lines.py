@@ -1,4 +1,4 @@
-"""Finds which lines of a traceback are the reader's own code, and describes them: 'Cell In[7], line 3'."""
+"""Finds which lines of a traceback the reader (the user) wrote, and describes them: 'Cell In[7], line 3'."""
 
 from __future__ import annotations
 

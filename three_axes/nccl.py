@@ -1,8 +1,8 @@
 """Finds which version of NCCL is loaded, and whether ranks can share a GPU with it.
 
 From NCCL 2.30 on several ranks may use one GPU (`NCCL_MULTI_RANK_GPU_ENABLE`, experimental; env.rst and
-init.cc of NCCL 2.30.7). PyTorch has 2.30.7 from 2.14 on. An older PyTorch also works with a newer library, if
-the loader finds that library first: `LD_PRELOAD`.
+init.cc of NCCL 2.30.7). PyTorch 2.14 comes with NCCL 2.30.7. An older PyTorch also works with a newer NCCL,
+if the loader finds that library first: `LD_PRELOAD`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.distributed as dist
 SHARES = 2, 30  # the first version with which ranks can share a GPU
 NAME = "libnccl.so.2"
 IN_A_FOLDER = Path("nvidia", "nccl", "lib", NAME)  # in both packages, nvidia-nccl-cu12 and nvidia-nccl-cu13
-FOLDER = Path("~/.cache/three-axes/nccl")  # a reader may install a newer library here
+FOLDER = Path("~/.cache/three-axes/nccl")  # a user may install a newer library here
 # Text in the library's file, "NCCL version 2.30.7+cuda12.9", which it prints when it starts.
 _WRITTEN = re.compile(rb"NCCL version (\d+)\.(\d+)\.(\d+)\+cuda(\d+)")
 

@@ -1,4 +1,4 @@
-"""Runs the planner's commands, `plan` and `estimate`. Each returns (text, the same results for --json).
+"""Runs the commands `plan` and `estimate`: `run_plan`, `run_estimate` return (text, same results for --json).
 
 A module that only one command needs is imported inside it, so that each command starts quickly.
 """
@@ -24,7 +24,7 @@ from .table import Table, human
 
 # Fields of a layout, besides its axes, that have the value of an option of `estimate`.
 CHOSEN = ("microbatch", "interleave", "schedule", "zero", "shard")
-MOST = 2_000_000  # operations of the largest schedule that `estimate` makes without a model, in some seconds
+MOST = 2_000_000  # operations; `estimate` without a model refuses a larger schedule: it takes too long
 # Switch -> the fields of the framework that it changes: see `Framework.but`.
 SWITCHES: dict[str, dict[str, Any]] = {
     "compiled": {"compiled": True, "fused": True, "norm_bytes": 2},

@@ -1,8 +1,8 @@
 """The course in JupyterLab, on the reader's own copy of it.
 
 The copies have no outputs, so that a prediction is asked before its answer is visible. A drop that is missing
-from the folder is copied there; a drop that is there is never overwritten. Each copy records the version of
-the drop from which it was made, and a newer version is announced.
+from the reader's folder is copied there; a copy that is there already is kept. Each copy records the version
+of the drop from which it was made, and a newer version is announced.
 """
 
 from __future__ import annotations

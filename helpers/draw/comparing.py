@@ -13,7 +13,7 @@ from three_axes.table import human
 from .picture import HATCH, INK, PAPER, RANKS, Picture, fix, row_of_panels, styled
 
 SMALL = "each under 1 %"  # label of the bar that has all small parts of a waterfall
-LAPTOP = 4.9  # the largest height, in inches, that fits on a laptop's screen
+LAPTOP = 4.9  # inches: the height that a waterfall may have, to fit on a laptop's screen
 
 
 @styled

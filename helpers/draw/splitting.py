@@ -16,7 +16,7 @@ from .holding import PARTS
 from .picture import FAINT, INK, PAPER, Picture, box, rank_colour, row_of_panels, styled, write_rank
 from .sending import sent_between
 
-EXAMPLES, BLOCKS = 8, 4  # of the course's small model, the toy: examples of a batch, blocks
+EXAMPLES, BLOCKS = 8, 4  # examples in a batch, and blocks, of the toy (the course's small model)
 KINDS = {"parameters": "weights"}  # kind in `memory.by_kind` -> its name in the picture
 COLUMN, STEP = 1.2, 1.55  # the width of a rank's column, and the distance to the next column
 SEES, SENDS, HOLDS, KEEPS = 8.9, 6.55, 2.3, 1.0  # where the four rows of `splits` are, from below

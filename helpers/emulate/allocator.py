@@ -20,7 +20,7 @@ import torch
 from three_axes.table import human
 
 MIB = 1 << 20
-RULES = {
+RULES = {  # in bytes
     "rounding": 512,  # every block is a multiple of this
     "small": MIB,  # tensors up to this size have small segments
     "small segment": 2 * MIB,

@@ -33,7 +33,7 @@ class Budget(Ledger):
         self.levels: list[tuple[float, int]] = []
 
     def before_change(self, piece: int, size: int | None) -> None:
-        """With an allocator: take a block for a new piece, or give back that of a freed piece (size None)."""
+        """Take a block of the allocator for a new piece of memory; give it back when the piece is freed."""
         if self.allocator and size is None:
             self.allocator.give(piece)
         elif self.allocator and piece not in self.pieces:

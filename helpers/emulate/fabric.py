@@ -33,7 +33,7 @@ from three_axes.paper import Network, crosses, hop_by_hop
 
 from .uplink import Oversubscribed, Uplink, leaving, shared
 
-SLOTS = 1 << 14  # for each group and rank: how many calls' moments are kept
+SLOTS = 1 << 14  # calls whose moments are kept, for each group and rank
 ROOTED = ("broadcast", "scatter")  # operations that a rank may end before other ranks have called them
 
 

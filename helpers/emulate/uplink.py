@@ -17,9 +17,9 @@ import numpy as np
 from three_axes.checks import positive
 from three_axes.paper import Network, algorithmic_bytes
 
-SLOTS = 1 << 12  # transfers in an uplink's file; then the oldest are overwritten
+SLOTS = 1 << 12  # transfers that fit into an uplink's file; a further one overwrites the oldest
 RECENT = 64  # the number of transfers that may still run; all older ones are taken to have ended
-# key: the operation's, the same on all its ranks. start: seconds by `time.monotonic()`. size: bytes that
+# key: names the operation, the same on all its ranks. start: seconds by `time.monotonic()`. size: bytes that
 # leave the node.
 TRANSFER = np.dtype([("key", "u8"), ("start", "f8"), ("size", "f8")])
 
@@ -42,9 +42,9 @@ class Oversubscribed(Network):
 
 def leaving(op: str, payload: float, ranks: Sequence[int], network: Network) -> dict[int, float]:
     """Node -> bytes that an operation sends out of it. ranks: its ranks, on several nodes. In a ring with
-    ranks in the order of nodes, one rank of each node sends to another node: counted is what the busiest rank
-    sends. (For a broadcast or a reduce that is too much on some nodes.) An all-to-all sends from each rank to
-    each rank outside the node.
+    ranks in the order of nodes, one rank of each node sends to another node. So what the
+    busiest rank sends is counted for each node. (For a broadcast or a reduce that is too much on some nodes.)
+    An all-to-all sends from each rank to each rank outside the node.
     """
     nodes = [rank // network.gpus_per_node for rank in ranks]
     n, out = len(ranks), {}

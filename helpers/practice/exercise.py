@@ -31,13 +31,13 @@ from . import onward, passed
 from .books import Written, solutions_hidden
 from .runs import Endless
 
-if TYPE_CHECKING:  # ranks import the drops, and do not need matplotlib
+if TYPE_CHECKING:  # ranks import this module, and do not need matplotlib
     from ..draw import Picture
 
 # Kind of answer -> the mark before its text.
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!", "not counted": "○"}
 COLOURS = {"right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}  # else grey
-PRINTS = 1000  # lines of one rank in one call; if it has more, printing is why the call takes long
+PRINTS = 1000  # lines; if a call ends too late and a rank printed more, the answer says that printing is slow
 
 
 @dataclass

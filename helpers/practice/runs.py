@@ -27,9 +27,9 @@ from ..ranks import RankError, current
 class Run:
     """What an attempt did in one try.
 
-    tried: (number of ranks, further arguments of the function that made the inputs); if a single rank runs
-    the exercise, the arguments of each case. ranks[r]: facts of rank r, among them "values", one for each
-    case, and "gradients" if backward is compared. After an error they are the facts recorded before it.
+    tried: (number of ranks, further arguments of the function that made the inputs); in an exercise for one
+    rank the arguments of each case, () for the solution. ranks[r]: facts of rank r, among them "values" (one
+    a case), and "gradients" if backward is compared. After an error they are the facts recorded before it.
     """
 
     tried: tuple

@@ -1,4 +1,4 @@
-"""Describes a wrong answer that no row of its exercise names: what was observed, and nothing more."""
+"""Describes a wrong answer that is no known mistake of its exercise: what was observed, and nothing more."""
 
 from __future__ import annotations
 

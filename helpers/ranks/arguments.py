@@ -32,13 +32,13 @@ def check(n: int, gpus: bool, counted: bool, fabric: Network | None, memory: flo
         )
     if not gpus:
         return
-    if not (there := devices.gpus()):
-        none = "PyTorch finds no GPU that it can use with NCCL"
-        raise ValueError(f"World({n}, gpus=True): {none}. World({n}) runs on the CPU")
-    if n > there and not nccl.shares() and not nccl.newer():
-        those = f"World({there}, gpus=True) takes {'it' if there == 1 else 'them all'}"
+    if not (found := devices.gpus()):
+        reason = "PyTorch finds no GPU that it can use with NCCL"
+        raise ValueError(f"World({n}, gpus=True): {reason}. World({n}) runs on the CPU")
+    if n > found and not nccl.shares() and not nccl.newer():  # no NCCL here lets ranks share a GPU
+        those = f"World({found}, gpus=True) takes {'it' if found == 1 else 'them all'}"
         raise ValueError(
-            f"World({n}, gpus=True): {nccl.why_not(n, there)} {those}, and World({n}) runs on the CPU"
+            f"World({n}, gpus=True): {nccl.why_not(n, found)} {those}, and World({n}) runs on the CPU"
         )
 
 

@@ -3,7 +3,7 @@
 In a job on GPUs NCCL's watchdog writes this file when a collective times out; the environment variable
 TORCH_FR_DUMP_TEMP_FILE has the start of its path. PyTorch also records gloo's collectives, but writes no
 file. So if the variable is set when a World on the CPU is made, each living rank writes its file when the
-kernel asks where it is: when a call fails, or no rank has moved for some seconds. A World on GPUs writes
+kernel asks for its position: when a call fails, or no rank has moved for some seconds. A World on GPUs writes
 none, because it turns the watchdog's files off (`devices.NCCL`).
 """
 

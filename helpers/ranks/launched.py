@@ -35,8 +35,8 @@ def join(timeout: float) -> tuple[torch.device, str]:
     else:
         store, rank, n = dist.HashStore(), 0, 1
     store.set(f"gpus/{rank}", json.dumps([devices.identities(), nccl.shares()]))
-    machines = [json.loads(store.get(f"gpus/{r}")) for r in range(n)]
-    visible = [tuple(gpus) for gpus, _ in machines]
+    reports = [json.loads(store.get(f"gpus/{r}")) for r in range(n)]
+    visible = [tuple(gpus) for gpus, _ in reports]
     taken = devices.assign(visible)
     used = devices.in_use(visible, taken) if taken else 0
     on_cpu = "CUDA_VISIBLE_DEVICES=-1 trains on the CPU"
@@ -44,7 +44,7 @@ def join(timeout: float) -> tuple[torch.device, str]:
         blind = ranks([r for r, gpus in enumerate(visible) if not gpus])
         raise ValueError(f"{blind} of {n} see no GPU, and others do. Every machine needs one; {on_cpu}")
     if taken and used < n:
-        if not all(shares for _, shares in machines):
+        if not all(shares for _, shares in reports):
             raise ValueError(f"{nccl.why_not(n, used, launched=True).rstrip('.')}; {on_cpu}")
         for name, value in devices.SHARED.items():
             os.environ.setdefault(name, value)

@@ -19,7 +19,7 @@ def end_with_kernel(leash) -> None:
     notice. On Linux the signal is SIGKILL to the whole process group. It also ends a stopped rank, a rank
     that ignores signals, and processes that the rank has started. Elsewhere the signal is SIGIO.
     """
-    if os.getsid(0) != os.getpid():  # a rank that was spawned has its own already
+    if os.getsid(0) != os.getpid():  # a spawned rank already has a session of its own
         os.setsid()
     on_linux = sys.platform == "linux"
     fcntl.fcntl(leash, fcntl.F_SETOWN, -os.getpid() if on_linux else os.getpid())  # negative: the group

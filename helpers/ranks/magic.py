@@ -16,7 +16,7 @@ from . import arguments, output
 from .failure import RankError
 from .world import World, open_worlds
 
-_last_world = lambda: None  # returns the world of the last %%ranks cell
+_last_world = lambda: None  # later a weak reference to the world of the last %%ranks cell
 _last_pids: list[int] = []  # pids of the ranks that ran a %%ranks cell to its end most recently
 _defined_by: dict[str, list[int]] = {}  # name that a cell has defined -> pids of the ranks that ran it
 

@@ -20,7 +20,7 @@ class Held:
 
     def __init__(self):
         self.now = self.peak = 0
-        self._users: dict[int, int] = {}  # piece of memory -> saved tensors in it
+        self._users: dict[int, int] = {}  # piece of memory -> number of saved tensors in it
 
     def add(self, piece: int, size: int) -> None:
         """Count a tensor that autograd saves. size: bytes of its piece of memory, which count once."""
@@ -29,7 +29,7 @@ class Held:
             self._change(size)
 
     def remove(self, piece: int, size: int) -> None:
-        """Count a tensor that autograd frees. `now` falls when this piece of memory has no other."""
+        """Count a tensor that autograd frees. `now` falls when no other is in this piece of memory."""
         self._users[piece] -= 1
         if not self._users[piece]:
             del self._users[piece]

@@ -10,7 +10,7 @@ import time
 from three_axes.table import human, ranks
 
 KEEP = 32_000  # bytes that are kept of the start of a rank's output in a call, and as many of its end
-LEFT_OUT = re.compile(r"… .* in ([\d,]+) lines? left out …")
+LEFT_OUT = re.compile(r"… .* in ([\d,]+) lines? left out …")  # in place of omitted lines; group 1: how many
 LINES = 100  # lines that are printed of the start of a rank's text, and as many of its end
 PATIENCE = 10  # seconds after which a call that prints nothing shows its seconds and its time limit
 

@@ -1,4 +1,4 @@
-"""Polls the ranks during a call, to end it if they wait for each other for ever, and not at its timeout."""
+"""Polls the ranks during a call, so that a deadlock ends the call soon, and not at its timeout."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from .processes import Processes
 
 FIRST, EVERY = 0.1, 0.2  # seconds before the first poll of a call's ranks, and between polls
 ANSWER = 0.5  # seconds for all ranks to answer; a rank that does not is busy or stopped
-AGAIN = 1.0  # seconds between two reports of where ranks are: a rank that computes may go on to other lines
+AGAIN = 1.0  # seconds between two calls of `note`: a rank that computes may be at another line by then
 
 
 class Polls:
     """Polls a call's ranks from time to time. found: the proof that no rank can ever continue, once there is
     one. nobody_waits: whether the user's code has returned on all ranks, and they are blocked only in
-    operations that this code started and never waited for. number: the call's. note: is called with the
-    positions of all ranks as text when none has moved for some seconds, and with '' when a rank has moved.
+    operations that this code started and never waited for. number: the call's number. note is called with
+    the positions of all ranks as text when none has moved for some seconds, with '' when a rank has moved.
     """
 
     def __init__(self, ranks: Processes, number: int, note: Callable[[str], None] = lambda places: None):
         self._ranks, self._number, self._next = ranks, number, time.monotonic() + FIRST
         self.found: Deadlock | None = None
         self.nobody_waits = False
-        self._turns = itertools.count(step=2)  # a poll begins when all answers to the last one have been read
+        self._turns = itertools.count(step=2)  # by 2: a poll begins after the last one's answers are read
         self._standstill = Standstill(course=True)
-        self._note, self._due = note, lines.STILL  # seconds without a move after which `note` is called
+        self._note, self._due = note, lines.STILL  # `note` is called after `_due` seconds without a move
 
     def is_proven(self, done: dict[int, tuple], captured) -> bool:
         """Poll the ranks if it is time. done, captured: answers of ranks that have ended the call, and what

@@ -36,7 +36,7 @@ from .processes import START_SECONDS, GarbledMessage, Processes, WorldClosed
 # Time limits.
 REJOIN_SECONDS = 60.0  # for all ranks to form the group again, on a busy machine
 MEET_SECONDS = 60.0  # for the first all-reduce of ranks that share GPUs
-# For a rank to leave the operation that blocks it, without GPUs and with. Then all ranks are started afresh.
+# For a rank to leave the operation that blocks it, else all ranks are started afresh. Key: whether on GPUs.
 ABORT_SECONDS = {False: 0.5, True: 10.0}
 CLOSE_SECONDS = 60.0  # for a call's thread to notice that its world is closed; usually 0.2 s are enough
 # Seconds before a call shows output while it runs.

@@ -26,7 +26,7 @@ def my_share(tensor, rank: int, size: int):
 
 
 def average_gradients(model: nn.Module, group=None) -> None:
-    """Make the gradients the ranks' mean: one all-reduce of all, laid end to end, then a division."""
+    """Replace each gradient by the ranks' mean: one all-reduce of all of them end to end, then a division."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     flat = parameters_to_vector(gradients)
     dist.all_reduce(flat, group=group)
@@ -36,9 +36,9 @@ def average_gradients(model: nn.Module, group=None) -> None:
 def data_parallel_step(model: nn.Module, tokens, targets, group=None, average=average_gradients) -> float:
     """`twin_step` of model.py, with the batch split over the ranks of `group`. Returns this rank's loss.
 
-    average(model, group): is called after backward, to make the gradients the ranks' mean.
-    The mean of the ranks' losses is the twin's loss. Raises ValueError if the batch does not divide by the
-    ranks: with unequal shares the mean would be another loss.
+    average(model, group): is called after backward, to replace the gradients by the ranks' mean.
+    The mean of the ranks' losses is the loss of `twin_step`. Raises ValueError if the batch does not divide
+    by the ranks: with unequal shares the mean would be another loss.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if len(tokens) % size:

@@ -8,7 +8,7 @@
 ep is the size of expert parallelism, T a rank's number of tokens. Dispatch sends T·k rows of h numbers, of
 which (ep-1)/ep leave the rank if every expert gets equally many tokens. As in Mixtral (Jiang et al. 2024),
 the router computes a softmax over all experts, takes the top k, and divides their weights by their sum. The
-bias is DeepSeek-V3's (Wang et al. 2024).
+bias that balances the experts is DeepSeek-V3's (Wang et al. 2024).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .model import MLP
 
 
 class Experts(nn.Module):
-    """E expert MLPs and a router, in place of one MLP. In one process this layer is the twin.
+    """E expert MLPs and a router, in place of one MLP. `expert_parallel` spreads the experts over ranks.
 
     k: experts of each token. bias: added to the scores to choose experts, but not to weight their answers.
     """

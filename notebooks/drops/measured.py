@@ -20,8 +20,8 @@ BUSY = "Your machine was busy. Run the cells again."  # printed if the measured 
 
 
 class Step(NamedTuple):
-    """What `draw.splits` draws of a step. sizes: axis -> ranks, the outermost first. traffic: what the ranks
-    sent. kept: each rank's bytes by kind.
+    """What `helpers.draw.splits` draws of a step. sizes: axis -> ranks, the outermost first. traffic: what
+    the ranks sent. kept: each rank's bytes by kind.
     """
 
     sizes: dict[str, int]

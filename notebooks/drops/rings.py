@@ -1,4 +1,4 @@
-"""Finds the mistake in a ring all-reduce that a reader has written.
+"""Finds the mistake in a ring all-reduce that was written as an exercise.
 
 The ring sums tensors whose numbers are powers of BASE, one power for each rank or for each chunk. So the
 digits of a result, in that base, count how often each rank's numbers, or each chunk's, were added.
@@ -16,8 +16,8 @@ MARKS = ("rank", "chunk")  # what the powers stand for in the first and in the s
 
 
 def marked(rank: int, n: int, like: torch.Tensor) -> list[torch.Tensor]:
-    """Two tensors of this rank. In the first every number is BASE·BASE**rank, in the second BASE·BASE**(its
-    chunk). A result whose digit 0 is not 0 is no sum of such numbers.
+    """Two tensors of this rank. In the first every number is BASE·BASE**rank, in the second
+    BASE·BASE**(the number of its chunk). A result whose digit 0 is not 0 is no sum of such numbers.
     """
     chunk = [torch.full_like(c, i) for i, c in enumerate(torch.tensor_split(like, n))]
     return [BASE * BASE ** torch.full_like(like, rank), BASE * BASE ** torch.cat(chunk)]

@@ -36,8 +36,8 @@ def sends_later(*_):
 
 
 def by(helps):
-    """Add a program to ENDS. Rank 0 calls `helps`, which starts something that sends to rank 1 later, and
-    then waits for rank 1's message. Rank 1 waits for that message, and then sends to rank 0.
+    """Add a program to ENDS. Rank 0 calls `helps`, which starts something that later sends to rank 1. Then
+    rank 0 waits for a message from rank 1, which sends it once it has received the first one.
     """
     ENDS[helps.__name__] = functools.partial(_meets, helps)
     return helps

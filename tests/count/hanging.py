@@ -1,4 +1,4 @@
-"""Programs that hang for ever: of HANGS that is proven, of NOTED only each rank's place is printed."""
+"""Programs that hang for ever. The hang is proven for HANGS; for NOTED only each rank's place is printed."""
 
 import asyncio
 import queue
@@ -25,7 +25,7 @@ def ring_in_threads():
     thread.join()
 
 
-def two_of_four_beside_one_that_computes():
+def two_of_four_beside_two_that_compute():
     rank, until = dist.get_rank(), time.monotonic() + 10
     if rank < 2:
         dist.recv(torch.ones(1), 1 - rank)
@@ -163,7 +163,7 @@ PROGRAMS = {
 # A thread or a process might still end these, so no hang is proven.
 REASONS = ["ring_in_threads", *(f"ring beside {what}" for what in BESIDE if what != "a loader and a bar")]
 # The recorder cannot know what these wait for: C++ code, a lock or a future.
-UNSEEN = """two_of_four_beside_one_that_computes barrier_that_is_monitored main_thread_that_nobody_wakes
+UNSEEN = """two_of_four_beside_two_that_compute barrier_that_is_monitored main_thread_that_nobody_wakes
 future_waited_for call_that_will_never_come second_forward_of_ddp"""
 NOTED = REASONS + UNSEEN.split()
 HANGS = [name for name in PROGRAMS if name not in NOTED]

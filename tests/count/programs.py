@@ -1,11 +1,11 @@
 """Random programs of ranks: a model follows all their interleavings, and real ranks run them.
 
 A program has 2 to 4 ranks. It calls collectives in several groups, sends, and receives (some from any rank),
-and waits for operations that it started. It has no second thread, and no limit: with these nothing is proven.
+and waits for operations that it started. It has no second thread and no time limit, which prevent a proof.
 
-`check` follows every interleaving of a program. If a hang is proven, no rank may be able to take a step, also
-when messages on their way have arrived. If nothing can happen, and a rank has not ended, the hang must be
-proven.
+`check` follows every interleaving. If a hang is proven, no rank may be able to take a step, also when
+messages on their way have arrived. If nothing can happen and a rank has not ended, the hang must be proven,
+unless a receive from any rank might take a send.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def message(kind, source, target, tag=0):
 
 def rank(*begun, stands=None, needs=(), every=True, signature="all_reduce of float32[3]"):
     """The state of a rank that has started operations on the channels `begun`. It waits for those at the
-    places `stands`, for all of them or (`every` false) for any.
+    places `stands`, for all of them or (`every` false) for any. If `stands` is None, it has ended.
     """
     moves = Moves()
     operations = [Operation(channel, moves.begin(channel, signature), needs) for channel in begun]

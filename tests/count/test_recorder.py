@@ -24,7 +24,7 @@ from three_axes.count.meter import Recorder
 from three_axes.count.moves import Channel, Operation, Waiting
 from three_axes.count.operators import InBatch, must_send
 
-# A class of its own, because the recorder keeps weak references to groups.
+# The recorder keeps weak references to groups: a class allows them, a SimpleNamespace does not.
 GROUP = type("Group", (), {"group_name": "of two"})()
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.waits
 
 # Nodes of 4 ranks; bytes/s inside a node and between nodes, and seconds of latency.
 SLOW = replace(networks.nodes("two slow nodes", 4, 5e6, 1e6, 5e-3), intra_node_latency=1e-3)
-shared_world = worlds.shared(8, many=1000, timeout=20, fabric=SLOW)
+shared_world = worlds.shared(8, many=1000, timeout=20, fabric=SLOW)  # many: the most groups it may have
 
 
 def best(world, fn, *args, enough=0.0):
@@ -37,7 +37,7 @@ def best(world, fn, *args, enough=0.0):
 
 
 def takes(world, expected, fn, *args, rel=0.1):
-    """Check that a run never takes less than the theory's seconds, and not much more."""
+    """Check the shortest run: at most `rel` less than the theory's seconds, and not much more."""
     measured = best(world, fn, *args, enough=(1 + rel) * expected)
     assert (1 - rel) * expected < measured <= 1.5 * expected + 0.02, (measured, expected)
 

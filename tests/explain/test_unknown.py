@@ -26,13 +26,13 @@ def write(folder: Path, events: list[dict], rank: int = 0, **beside) -> str:
 
 
 def launched(i: int, at: float, start: float, lasts: float, name="gemm", call=5.0) -> list[dict]:
-    """A kernel, and the host's call that launched it."""
+    """A kernel, and the host's call that launched it and took `call` µs."""
     launch = x("cuda_runtime", "cudaLaunchKernel", at, call, 1, correlation=i)
     return [launch, x("kernel", name, start, lasts, 7, correlation=i)]
 
 
 def marked(lasts: float, n: int = 1) -> list[dict]:
-    """The profiler's marks of n steps."""
+    """The profiler's marks of n steps of `lasts` µs each."""
     return [x("user_annotation", f"ProfilerStep#{i}", i * lasts, lasts, 1) for i in range(n)]
 
 

@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 N = sum(p.numel() for p in toy.ToyTransformer(hidden=256).parameters())
 SMALL = 4 * sum(p.numel() for p in d05.paced_model().parameters())
 TREE = [[int(cell.rstrip("%")) for cell in row[-2:]] for row in d13.tree_against_planner().rows[2:]]
-behind = [textbook for textbook, _ in TREE]  # % by which the larger models are slower
-loss_of = lambda scheme: 1 - d11.published()[scheme][-1][1] / d11.published()[scheme][0][1]
+behind = [textbook for textbook, _ in TREE]  # % by which the tree's layouts of larger models are slower
+share_lost = lambda scheme: 1 - d11.published()[scheme][-1][1] / d11.published()[scheme][0][1]
 DGX, PORT = CLUSTERS["dgx-h100"], d05.NETWORK.inter_node_bandwidth
 NODES = d11.NODES
 
@@ -39,7 +39,7 @@ def zero_3(gpus: int, b: int) -> float:
     return job.global_batch / validation.seconds(job, layout) / gpus
 
 
-EIGHT_PORTS = 1 - zero_3(1536, 1) / zero_3(384, 4)
+EIGHT_PORTS = 1 - zero_3(1536, 1) / zero_3(384, 4)  # share of a GPU's speed that is lost
 LINK, FAR = d06.ONE_NODE.intra_node_bandwidth, d06.ONE_NODE.inter_node_bandwidth
 
 PICK = d14.fastest(d13.cost, d14.JOB)
@@ -239,8 +239,8 @@ COMPUTED = {
         "Perfect scaling would halve the 167 ms.",
         f"383 − 167/2 = {383 - 167 / 2:.0f} ms",
         f"For an H100 that is {DGX.device.flops / 1e12:.0f}·10¹²",
-        f"It loses {loss_of('PTD-P'):.0%}. ZeRO-3".replace("%", " %"),
-        f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %"),
+        f"It loses {share_lost('PTD-P'):.0%}. ZeRO-3".replace("%", " %"),
+        f"It loses {share_lost('ZeRO-3'):.0%}.".replace("%", " %"),
     ],
     "10": [
         f"{d10.MODEL.params / 1e9:.2f}·10⁹ · (4/2 + 12/8) = {human((4 / 2 + 12 / 8) * d10.MODEL.params)}",

@@ -1,4 +1,4 @@
-"""Every figure in the prose is printed by a cell of its notebook, or computed in `prose`."""
+"""Every figure in the prose is printed by a cell of its notebook, or computed in `prose.py`."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from test_notebooks import NOTEBOOKS
 
-from tools import pages as framed
+from tools import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURE = r"\d[\d.,]* ?(?:[kMGT]i?B|%|ms|µs)(?!\w)"
@@ -27,7 +27,7 @@ def test_what_drop_14_says_of_its_layouts(prose):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name[:2])
 def test_figures_in_the_prose_are_true(path, prose):
     notebook = nbformat.read(path, as_version=4)
-    text = framed.prose(notebook.cells)
+    text = pages.prose(notebook.cells)
     computed = [*prose.COMPUTED[path.name[:2]], *prose.PUBLISHED.get(path.name[:2], ())]
     for sentence in computed:
         assert sentence in text, sentence

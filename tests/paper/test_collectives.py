@@ -1,4 +1,4 @@
-"""Formulas for the bytes and seconds of collectives agree with each other, with events, and with gloo."""
+"""Formulas for bytes and seconds of collectives agree with each other, with simulated hops, and with gloo."""
 
 from dataclasses import replace
 

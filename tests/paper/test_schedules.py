@@ -33,7 +33,7 @@ def test_memory_of_the_zero_bubble_schedules(p, m):
     h1, h2 = simulate(zb_h1(p, m)), simulate(zb_h2(p, m))
     assert [h2.in_flight(0), h1.in_flight(p - 1)] == [2 * p - 1, p]
     assert max(h1.in_flight(r) for r in range(p)) == p  # as 1F1B
-    assert max(simulate(zb_v(p, m)).in_flight(r) for r in range(p)) <= 2 * p  # each has half the size
+    assert max(simulate(zb_v(p, m)).in_flight(r) for r in range(p)) <= 2 * p  # of half a stage each
     assert m >= 2 * p and simulate(zb_v(p, m)).longest_rank == pytest.approx(6 * m)  # no bubble at all
 
 

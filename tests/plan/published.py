@@ -42,7 +42,7 @@ OVERLAPPED = BRIDGE.but(hides=(*BRIDGE.hides, "dispatch"))
 # operations, no sequence parallelism, and LoRA of rank 16 on all linear layers.
 AUTOMODEL = FRAMEWORKS["torchtitan"].but(fused=True, attention="cudnn")
 H100 = CLUSTERS["dgx-h100"]
-TITAN = replace(H100, device=DEVICES["h100-96gb"])
+TITAN = replace(H100, device=DEVICES["h100-96gb"])  # where torchtitan's runs were measured
 # The node of SimuMax' runs, as its authors measured it (configs/system/b200_bf16_ceperm.json): products
 # reach 0.488 of 2,250 TFLOP/s, attention 0.35; gathers and scatters 0.673 of 900 GB/s, with 8.6 µs for each
 # hop and 24 for the call; all-to-alls 0.597. The planner multiplies a link's speed by the share that it

@@ -1,4 +1,4 @@
-"""Compares NVIDIA's recommended layouts, and its gain of context parallelism, with the planner's.
+"""Compares NVIDIA's recommended layouts, and its measured gain by context parallelism, with the planner's.
 
 `make planner-tables PUBLISHED=FOLDER` runs this script. The folder, shapes and framework are those of
 `published.py`.

@@ -41,7 +41,7 @@ def test_both_foldings_partition_the_ranks(d, c, t, p, ep, etp):
         for axis in sizes:
             ranks = [r for group in Placement(sizes).groups(axis) for r in group]
             assert sorted(ranks) == list(range(layout.ranks))
-    # A pipeline stage has the same ranks in both orders.
+    # Both put the same ranks into a pipeline stage.
     assert Placement(layout.sizes).groups("pp") == Placement(layout.expert_sizes).groups("pp")
 
 

@@ -28,7 +28,7 @@ def simulated(seen: Interruptions, useful: float, seed: int) -> float:
 @pytest.mark.parametrize("between, write", [(3e6, 120.0), (11_000.0, 3.0), (20_000.0, 900.0)])
 def test_goodput_is_what_happens(between, write):
     seen = Interruptions(between, 1e12, write)
-    # The simulation never interrupts a restart, which really happens to a share RESTART/between of them.
+    # In truth a share RESTART/between of the restarts is interrupted too; the simulation leaves this out.
     assert seen.goodput == pytest.approx(simulated(seen, 3000 * between, 1), rel=0.02)
     if write < between / 100:
         by_hand = 1 - write / seen.every - (seen.every / 2 + RESTART) / between

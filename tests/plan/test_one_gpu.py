@@ -26,7 +26,7 @@ class Run(NamedTuple):
     """A run: seconds of a step, GB allocated and reserved. All are None if it ran out of memory."""
 
     model: str
-    tokens: int
+    tokens: int  # of each sequence
     sequences: int
     recompute: str
     seconds: float | None = None

@@ -33,7 +33,7 @@ EVERY = TEXTBOOK.but(schedules=tuple(SCHEDULES))
 
 
 def bandwidth(cluster, members, stride):
-    """Bytes/s of each rank in a large ring of neighbours that are `stride` apart."""
+    """Bytes/s that a rank sends in a large all-reduce on a ring of ranks that are `stride` apart."""
     inside, nodes = Placement({"dp": members, "tp": stride}).reach("dp", cluster.gpus_per_node)
     seconds = float(ring_seconds("all_reduce", 1e15, inside, nodes, cluster))
     return 2 * (members - 1) / members * 1e15 / seconds

@@ -36,7 +36,7 @@ def output_of(capsys):
 def test_the_command_line(output_of):
     out = output_of(f"{LARGE} --cluster dgx-h100")
     assert "what would change the winner" in out and "best: DP" in out and "how" not in out
-    assert max(map(len, out.splitlines())) < 120  # formulas are asked for
+    assert max(map(len, out.splitlines())) < 120  # longer lines, the formulas, need --explain
     assert "ZB-V" in output_of(f"{LARGE} --schedule 1f1b zb-v --tp 8")
     chosen = output_of("plan llama-3-70b --gpus 64 --tp 8 --pp 2 --zero 1 --recompute none --why 4,8,2")
     assert "DP 4 · TP 8 · PP 2: the fastest" in chosen

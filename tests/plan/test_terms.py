@@ -23,7 +23,7 @@ from three_axes.plan.traffic import calls, sent
 
 LLAMA, DGX = MODELS["llama-3-8b"], CLUSTERS["dgx-h100"]
 N, LAYERS = LLAMA.params, LLAMA.layers * LLAMA.layer_params
-REST, D, M = N - LAYERS, 8, 4
+REST, D, M = N - LAYERS, 8, 4  # D replicas, M microbatches
 
 
 @pytest.mark.parametrize(

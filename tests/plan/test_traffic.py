@@ -26,7 +26,7 @@ def eight():
 
 
 def step(d: int, p: int, t: int, sequence: bool = False):
-    """On a rank: one step of the toy on a grid of d·p·t ranks, counted. Other ranks do nothing."""
+    """On a rank: one step of the toy on a grid of d·p·t ranks, which are the whole world, counted."""
     grid = toy.grid_groups(d, p, t)
     stage = toy.on_grid(toy.ToyTransformer(hidden=64, seed=0), grid, sequence)
     ops = one_f_one_b(p, 4).ops[grid["pp"].get_local_rank()]
@@ -36,7 +36,7 @@ def step(d: int, p: int, t: int, sequence: bool = False):
 
 
 def by_axis(traffic: Traffic, rank: int, sizes: dict[str, int]) -> dict[str, float]:
-    """Axis -> bytes that a rank must send, by its collectives. The group of all ranks is "world"."""
+    """Axis -> bytes that a rank must send. Bytes of "world" belong to the axis that has all ranks, if any."""
     alone = [axis for axis, size in sizes.items() if size == len(traffic.ranks)]
     name = lambda row: alone[0] if alone and row.axis == "world" else row.axis
     return {axis: sum(row.algorithmic for row in traffic.ranks[rank] if name(row) == axis) for axis in sizes}

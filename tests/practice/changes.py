@@ -16,11 +16,11 @@ OPERATORS = ((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.FloorDiv, ast.Mod), (
 COMPARISONS = ((ast.Lt, ast.GtE), (ast.Gt, ast.LtE), (ast.Eq, ast.NotEq))
 COMPARISONS += ((ast.In, ast.NotIn), (ast.Is, ast.IsNot))
 OTHER = {one: other for pair in OPERATORS + COMPARISONS for one, other in (pair, pair[::-1])}
-LARGE = 64  # numbers of a tensor, or a number, above which a result is doubled
+LARGE = 64  # a result is doubled if it is above this, or is a tensor of more numbers
 
 
 def changed(function: Callable, most: int, seed: int) -> Iterator[tuple[str, Callable]]:
-    """(description, changed function) for at most `most` changes, drawn at random from all possible ones."""
+    """(description, changed function) for at most `most` changes: random ones, and last `doubled`."""
     chance = random.Random(seed)
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     ways = list(_ways(tree))
@@ -32,7 +32,7 @@ def changed(function: Callable, most: int, seed: int) -> Iterator[tuple[str, Cal
 
 
 def doubled(function: Callable) -> Callable:
-    """The function, with its result doubled where it is large; without a result, its first argument."""
+    """The function, with a large result doubled; if it returns None, a large first tensor is doubled."""
 
     def twice(value):
         if isinstance(value, torch.Tensor):

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("judges_share_worlds")]
 
 with open(Path(__file__).with_name("attempts.csv"), encoding="utf-8") as f:
     ROWS = [tuple(row.values()) for row in csv.DictReader(f)]
-# How names begin that only describe what was observed.
+# A mistake's name that begins like this only describes what was observed.
 OBSERVED = ("another ", "other ")
 # Ranks measure the inputs of these exercises.
 MEASURED = ("d01.fingerprints", "d10.cheapest", "d11.placing")

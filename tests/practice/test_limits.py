@@ -18,7 +18,7 @@ from helpers.ranks.messages import Error
 
 pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("judges_share_worlds")]
 
-WORDS = dict(hints=["?"], minutes=1, praise="", mistakes="")  # of an exercise made here
+WORDS = dict(hints=["?"], minutes=1, praise="", mistakes="")  # required by an exercise, and not tested here
 
 
 def failed(kind: str, *seen: RankStatus) -> RankError:
@@ -26,6 +26,7 @@ def failed(kind: str, *seen: RankStatus) -> RankError:
 
 
 def standing(line=None, op=None) -> RankStatus:
+    """The status of a rank that runs this line of the attempt and waits in this operation; None: in none."""
     return RankStatus(where={"running": 1, "line": line, "stack": [], "in": op and {"op": op}})
 
 

@@ -15,9 +15,9 @@ from three_axes.plan.models import find_model
 
 SOURCE = textwrap.dedent(inspect.getsource(d13.cost))
 OTHER = {ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.FloorDiv: ast.Mult}
-# Changes that change no case: the ZeRO stage has no more than 3, and its line comes last; 0.0 is 0.
+# (old, new) with equal results: the stage is at most 3, and the branch of 3, the last, overwrites; 0.0 is 0.
 SAME = {("cut.zero == 2", "cut.zero >= 2"), ("cut.zero == 3", "cut.zero >= 3"), ("0", "0.0")}
-# A byte more in the states of ZeRO-0 is less than a tenth of them, so such a change counts as right.
+# If ZeRO-0 divided 1 byte a parameter and not 0, memory would differ by less than a tenth, which is praised.
 NEAR = {("0", "1")}
 
 

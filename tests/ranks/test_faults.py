@@ -1,5 +1,5 @@
-"""A World in a process without a folder, without Unicode, or that may not start others. And calls after an
-operation that failed.
+"""A World in a process whose folder is gone, whose output is ASCII, or that may not start processes. And
+calls after an operation that failed.
 """
 
 import time
@@ -34,13 +34,13 @@ PROGRAMS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("where", PROGRAMS)
 def test_a_world_works_or_says_why_not_in_strange_places(where, tmp_path):
-    program, told = PROGRAMS[where]
+    program, printed = PROGRAMS[where]
     done = forked.python(BEGIN + program, cwd=tmp_path, PYTHONIOENCODING="ascii")
-    assert told in done.stdout and done.returncode == 0, done
+    assert printed in done.stdout and done.returncode == 0, done
 
 
 def no_longer_waits():
-    """All ranks except one give up a collective, which stays under way."""
+    """All ranks except rank 0 begin an all-reduce and stop waiting for it. It never completes."""
     if dist.get_rank():
         with suppress(RuntimeError):
             dist.all_reduce(torch.ones(3), async_op=True).wait(timedelta(seconds=0.3))

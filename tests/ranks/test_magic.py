@@ -1,5 +1,5 @@
-"""What a notebook prints when a %%ranks cell fails: the cell's own number, and advice for a cell. And %%ranks
-must be known in a kernel that has only imported `helpers`.
+"""The messages about a %%ranks cell that fails: they have its number, and advice that one can type in a cell.
+And %%ranks must be known in a kernel that has only imported `helpers`.
 """
 
 import io
@@ -16,7 +16,7 @@ from three_axes.files import find
 
 
 def in_a_shell() -> tuple[str, ...]:
-    """Three cells that fail, run one after the other as a notebook does: their messages. And two worlds."""
+    """The errors of cells that run one after the other, as text; in place 3 the output of `of_two_worlds`."""
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell.instance()
@@ -26,13 +26,13 @@ def in_a_shell() -> tuple[str, ...]:
         return str(shell.run_cell(cell, store_history=True).error_in_exec)
 
     with World(2) as world:
-        shell.push({"four": world, "lr": 0.1})
+        shell.push({"pair": world, "lr": 0.1})
         return (
             run("%%ranks\nx = 1\nx / 0"),
             run("%%ranks\nlr * 2"),
             run("%%ranks --timeout 1\nimport time; time.sleep(9)"),
             of_two_worlds(shell, world),
-            *(run(cell) for cell in ("%%ranks --timeout nan\nrank", "%%ranks\n", "%ranks four")),
+            *(run(cell) for cell in ("%%ranks --timeout nan\nrank", "%%ranks\n", "%ranks pair")),
             *(
                 run(cell)
                 for cell in ("%%ranks\ny = 1", "%%ranks\nlr", "%%ranks\nassert y; import os; os._exit(3)")
@@ -46,7 +46,7 @@ def of_two_worlds(shell, first) -> str:
     from helpers import World
 
     with redirect_stdout(io.StringIO()) as printed, World(1):
-        for cell in ("%%ranks\nworld_size", "%%ranks\nworld_size", "%%ranks four\nworld_size"):
+        for cell in ("%%ranks\nworld_size", "%%ranks\nworld_size", "%%ranks pair\nworld_size"):
             shell.run_cell(cell, store_history=True)
     return printed.getvalue()
 
@@ -61,7 +61,7 @@ def test_the_line_is_in_the_cell_that_shows_its_number(messages):
 
 
 def test_a_name_of_the_notebook_is_pushed(messages):
-    assert "four.push(lr=lr)" in messages[1] and "push" not in messages[0]
+    assert "pair.push(lr=lr)" in messages[1] and "push" not in messages[0]
 
 
 def test_ranks_that_are_new_need_the_cells_above(messages):
@@ -69,7 +69,7 @@ def test_ranks_that_are_new_need_the_cells_above(messages):
     new = "The ranks are new: run the %%ranks cells above this one again"
     assert good == "None" and new not in of_the_notebook and "The notebook has `lr`" in of_the_notebook
     assert "is gone" in gone and new in of_a_cell and "push" not in of_a_cell
-    assert new in of_either and "If no such cell makes `lr`: four.push(lr=lr)" in of_either
+    assert new in of_either and "If no such cell makes `lr`: pair.push(lr=lr)" in of_either
 
 
 def test_advice_to_give_more_time_is_written_for_a_cell(messages):

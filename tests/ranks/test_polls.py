@@ -16,14 +16,14 @@ from three_axes import counting, lines
 from three_axes.count.moves import Begun, Channel, Operation, Snapshot, Waiting
 
 EVERYBODY = (0, 1, 2)
-# Answers of a rank to a poll: it waits in a collective, it has moved, it has finished.
 CHANNEL = Channel("collective", "0", EVERYBODY)
+# Answers of a rank to a poll: it waits in a collective, it waits in no operation, it has finished.
 STANDS = Snapshot(1, Waiting((Operation(CHANNEL, 1, EVERYBODY),)), False, {CHANNEL: Begun(1)})
-MOVES, FINISHED = Snapshot(0), Snapshot(0, ended=True)
+BUSY, FINISHED = Snapshot(0), Snapshot(0, ended=True)
 
 
 class Ranks(SimpleNamespace):
-    """Three ranks: ranks 0 and 1 give these looks to one poll after the other; rank 2 has finished."""
+    """Three ranks. looks: for each poll, the answers of ranks 0 and 1. Rank 2 has finished."""
 
     def __init__(self, looks):
         super().__init__(calls=itertools.count(), processes=EVERYBODY, looks=iter(looks))
@@ -50,10 +50,10 @@ def at_once(monkeypatch):
     "looks, used",
     [
         ([(STANDS, STANDS)] * 3, 2),
-        ([(STANDS, MOVES)] * 3 + [(STANDS, STANDS), (STANDS, MOVES)] + [(STANDS, STANDS)] * 3, 7),
+        ([(STANDS, BUSY)] * 3 + [(STANDS, STANDS), (STANDS, BUSY)] + [(STANDS, STANDS)] * 3, 7),
         ([(STANDS, STANDS), (None, STANDS), (STANDS._replace(moves=2), STANDS), (STANDS, STANDS)] * 2, 5),
     ],
-    ids=["all stand", "one moves", "one moves unseen"],
+    ids=["all stand", "one is busy", "one moves unseen"],
 )
 def test_two_looks_without_a_movement_between_them_are_a_proof(looks, used):
     ranks = Ranks(looks + [(STANDS, STANDS)] * 2)
@@ -70,12 +70,12 @@ SAID = "no counted operation has begun and no counted wait has ended for 0 s"
 @pytest.mark.parametrize(
     "looks, said",
     [
-        ([(MOVES, MOVES)] * 2, [f"{SAID}. rank 0 had finished; ranks 1 and 2 did not answer"]),
-        ([(MOVES, None)] * 2, [f"{SAID}, as far as ranks answer. rank 0 "]),
+        ([(BUSY, BUSY)] * 2, [f"{SAID}. rank 0 had finished; ranks 1 and 2 did not answer"]),
+        ([(BUSY, None)] * 2, [f"{SAID}, as far as ranks answer. rank 0 "]),
         ([(Snapshot(k), None) for k in range(3)], []),
-        ([(Snapshot(k), MOVES) for k in range(3)], []),
-        ([(MOVES, MOVES), (MOVES, MOVES), (Snapshot(1), MOVES)], [SAID, ""]),
-        ([(MOVES, MOVES), (None, MOVES), (Snapshot(1), MOVES)], [SAID, ""]),
+        ([(Snapshot(k), BUSY) for k in range(3)], []),
+        ([(BUSY, BUSY), (BUSY, BUSY), (Snapshot(1), BUSY)], [SAID, ""]),
+        ([(BUSY, BUSY), (None, BUSY), (Snapshot(1), BUSY)], [SAID, ""]),
     ],
 )
 def test_a_note_says_where_ranks_are_and_for_how_long(monkeypatch, looks, said):
@@ -83,7 +83,7 @@ def test_a_note_says_where_ranks_are_and_for_how_long(monkeypatch, looks, said):
     answers = lambda ranks, *_, **__: {r: (look, False) for r, look in enumerate(next(ranks.looks))}
     monkeypatch.setattr(Ranks, "collect", answers)
     notes = []
-    made = polls.Polls(Ranks([(*pair, MOVES) for pair in looks]), 1, notes.append)
+    made = polls.Polls(Ranks([(*pair, BUSY) for pair in looks]), 1, notes.append)
     for _ in looks:
         made.is_proven({}, None)
         time.sleep(0.06)

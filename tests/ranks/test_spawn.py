@@ -1,6 +1,6 @@
 """Ranks that are spawned, as on macOS, and the spare processes that wait to become ranks.
 
-THREE_AXES_SPAWN=1 python -m pytest tests/ranks/test_world.py, and any other test or notebook, runs with them.
+With THREE_AXES_SPAWN=1 in the environment, any test or notebook spawns its ranks on Linux as well.
 """
 
 import os

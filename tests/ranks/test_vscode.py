@@ -15,12 +15,12 @@ from helpers.practice.books import notebooks
 
 pytestmark = pytest.mark.slow
 
-QUIET = {"silent": True, "store_history": False, "stop_on_error": False}
+QUIET = {"silent": True, "store_history": False, "stop_on_error": False}  # as between the cells
 VARIABLES = "import json as _json\n_json.dumps([name for name in globals() if not name.startswith('_')])"
 
 
 class Manager(WithoutPorts):
-    """VS Code writes a kernel's specification itself, with interrupts as messages."""
+    """Starts a kernel from the specification that VS Code writes: it is interrupted by a message."""
 
     @property
     def kernel_spec(self) -> KernelSpec:
@@ -41,7 +41,7 @@ def client(tmp_path):
 
 
 def run(client, code: str, **how) -> tuple[dict, list[dict]]:
-    """The kernel's reply to a cell, and the messages that it sent before."""
+    """The kernel's reply to a cell, and the messages that the kernel sent before the reply."""
     sent = []
     asked = lambda message: pytest.fail(f"asked for input: {message}")
     hooks = dict(allow_stdin=True, stdin_hook=asked, output_hook=sent.append)

@@ -39,7 +39,7 @@ def assert_usable(world):
 
 
 def fails(world, fn, *args, within: float, **kwargs) -> RankError:
-    """The error of a call, which must come within about so many seconds. The world must be usable then."""
+    """The error of a call, which must fail within about `within` seconds and leave the world usable."""
     start = time.monotonic()
     with pytest.raises(RankError) as caught:
         world.run(fn, *args, **kwargs)

@@ -1,9 +1,9 @@
 """Stand-ins for GPUs: torch says that it sees GPUs, and tensors sent to one stay on the CPU.
 
-Real are the decisions that depend on GPUs, the processes, groups and orders of collectives, and the way in
-which NCCL answers (`nccl_like.cpp`). Not real are a GPU's memory, streams and speed, and NCCL: its library
-has only a version (`nccl_version.c`), which is STANDIN_NCCL, or 2.30.7. The backend, which `build()` makes,
-must be on Python's path.
+The decisions that depend on GPUs, the processes, groups and orders of collectives are real, and errors come
+in NCCL's way (`nccl_like.cpp`). A GPU's memory, streams and speed are not real, nor is NCCL: its library only
+returns a version (`nccl_version.c`), which is the variable STANDIN_NCCL, or 2.30.7. The folder in which
+`build` puts the backend must be on Python's path.
 """
 
 import ctypes
@@ -26,8 +26,8 @@ from torch.overrides import TorchFunctionMode
 from three_axes import lines
 
 HERE = Path(__file__).resolve().parent
-VERSIONS = "2.28.9", "2.30.7", "2.31.2"  # of NCCL: each in a folder that looks like a package's
-LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
+VERSIONS = "2.28.9", "2.30.7", "2.31.2"  # of NCCL; `build` makes a library for each
+LIBRARY = "nvidia/nccl/lib/libnccl.so.2"  # its path in NVIDIA's package
 
 
 def build(folder: Path) -> None:

@@ -27,7 +27,7 @@ from tools import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 if CHROMIUM is None:
-    what_to_do = "no Chromium on this machine: install chromium to run the reader's path in a browser"
+    what_to_do = "no Chromium on this machine: install chromium to test the notebooks in a browser"
     pytest.skip(what_to_do, allow_module_level=True)
 playwright_api = pytest.importorskip("playwright.sync_api")
 sync_playwright, expect = playwright_api.sync_playwright, playwright_api.expect

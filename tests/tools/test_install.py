@@ -1,5 +1,5 @@
-"""The copies of the notebooks that `make lab` makes. The wheel in fresh environments, each command in an
-empty folder. From where `make` installs torch. Nothing is fetched from a network.
+"""The copies of the notebooks that `make lab` makes; the wheel in fresh environments, with each command
+run in an empty folder; and the index from which `make` installs torch. Nothing is fetched from a network.
 """
 
 import functools

@@ -39,7 +39,7 @@ WIDTHS = {
 
 
 def decoded(text: str, chunks: int) -> list[tuple[str, str, float, float]]:
-    """The operations that site.js reads from a rank's text."""
+    """(kind, label, start, end) of a rank's operations, as site.js reads its text. chunks: of one stage."""
     row, free = [], 0
     for idle, kind, label in re.findall(r"(?:\.(\d+))?([FBIW])(\d+'*)", text):
         start = free + int(idle or 0)

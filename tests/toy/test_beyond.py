@@ -1,4 +1,4 @@
-"""FSDP's order of calls, context parallelism and experts of the toy equal a model in one process (the twin).
+"""The toy's FSDP, context parallelism and experts have the results of a model in one process (the twin).
 Further tests are about runs that hang: their flight records, and the tools that read them.
 """
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.waits
 def test_attention_to_other_ranks_keys_is_the_twins(world, way, places, heads):
     def run(ranks):
         members = list(range(ranks))
-        group = dist.new_group(members)  # one smaller than the world, too
+        group = dist.new_group(members)  # of all 4 ranks, or of 2
         if dist.get_rank() not in members:
             return True
         chance = torch.Generator().manual_seed(1)
@@ -38,7 +38,7 @@ def test_attention_to_other_ranks_keys_is_the_twins(world, way, places, heads):
             torch.randn(2, n, 16, 4, generator=chance, dtype=torch.float64)
             for n in (*heads, heads[1], heads[0])
         )
-        at = places(16, ranks)
+        at = places(16, ranks)  # the tokens of each rank
         mine = at[dist.get_rank(group)]
         whole = [x.clone().requires_grad_() for x in (q, k, v)]
         y, _ = context.attend(*whole, context.sees(torch.arange(16), torch.arange(16)))

@@ -15,9 +15,7 @@ from three_axes.plan.traffic import calls
 from three_axes.trace.run import trace, trace_here
 
 SHORT = replace(MODELS["llama-3-8b"], layers=4)
-GPT = replace(MODELS["opt-30b"], layers=3, positions=2048)  # 2,050 would be padded to divide by dp
-
-
+GPT = replace(MODELS["opt-30b"], layers=3, positions=2048)  # FSDP would pad its 2,050 positions
 MIXTRAL, LITE = (replace(MODELS[name], layers=2) for name in ("mixtral-8x7b", "deepseek-v2-lite"))
 
 
@@ -26,8 +24,8 @@ def slow(*cases: tuple) -> list:
 
 
 def listed(job, layout) -> list:
-    """The calls of the planner's list, adapted to PyTorch 2.15. Since 2.15 FSDP casts the gradients of norms
-    to the sum's type before tp sums them. The list has the earlier order.
+    """The planner's calls, which are those of PyTorch before 2.15. Since 2.15 FSDP casts the gradients of
+    norms to the type of its own sum before tp sums them, so the calls that sum over tp are made larger.
     """
     made = calls(job, layout)
     if torch.__version__ >= (2, 15) and layout.pp == 1:
@@ -39,7 +37,7 @@ def listed(job, layout) -> list:
 
 
 def is_the_theory(traced) -> bool:
-    """A parameter has 4 bytes of weight (the master copy), 4 of gradient and 8 of optimizer."""
+    """Whether the memory is the planner's: 4 bytes of weight (master copy), 4 of gradient, 8 of optimizer."""
     paper = stage_memory(traced_job(traced.model, traced.seq_len, traced.layout), traced.layout, 0, 0)
     for kind in ("weights", "gradients", "optimizer"):
         assert traced.memory[kind] == pytest.approx(paper[kind], rel=0.001), kind

@@ -1,5 +1,5 @@
-"""Ranks on GPUs, tested on machines without a GPU: processes believe in GPUs that tests/standin plays. Tests
-marked gpu also run on a real GPU, which four ranks share (`make test-gpu`).
+"""Ranks on GPUs, tested on machines without a GPU: there tests/standin replaces PyTorch's GPU functions.
+Tests marked gpu also run on a real GPU, which four ranks share (`make test-gpu`).
 """
 
 import hashlib
@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parents[1]
 STANDIN = HERE / "standin"
 REAL = bool(os.environ.get(ON_GPU))  # whether this machine's GPU is used, not a stand-in
 on_gpu = pytest.mark.gpu  # runs on a real GPU as well
-really = pytest.mark.skipif(not REAL, reason="stand-ins run no kernels; four of them fail and train")
+really = pytest.mark.skipif(not REAL, reason="needs a real GPU: stand-ins run no kernels")
 
 
 # -- which rank takes which GPU ---------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from three_axes.plan import Layout
 
 @pytest.mark.slow
 def test_accelerate_shards_over_gpus():
-    """Its state claims that these CPU ranks are GPUs, so that the code for GPUs runs here."""
+    """Accelerate's state is changed to say that these CPU ranks are GPUs, so its code for GPUs runs here."""
 
     def on_gpus(config, steps):
         from accelerate import PartialState
@@ -35,12 +35,12 @@ def test_accelerate_shards_over_gpus():
 
 
 def test_a_world_for_every_machine():
-    of = lambda n, *sizes: tuple(d14.layout_here(n, Layout(**dict(zip(("dp", "tp", "pp"), sizes)))).values())
-    assert [of(n, 4, 8, 2) for n in (8, 4, 2, 1)] == [(2, 2, 2), (1, 2, 2), (1, 2, 1), (1, 1, 1)]
-    assert of(8, 64, 1, 1) == (8, 1, 1) and of(8, 16, 4, 1) == (4, 2, 1) and of(8, 8, 8, 1) == (4, 2, 1)
+    here = lambda n, dp, tp, pp: tuple(d14.layout_here(n, Layout(dp=dp, tp=tp, pp=pp)).values())
+    assert [here(n, 4, 8, 2) for n in (8, 4, 2, 1)] == [(2, 2, 2), (1, 2, 2), (1, 2, 1), (1, 1, 1)]
+    assert here(8, 64, 1, 1) == (8, 1, 1) and here(8, 16, 4, 1) == here(8, 8, 8, 1) == (4, 2, 1)
     for layout in itertools.product((1, 2, 4, 8, 16, 64), repeat=3):
         for n in (1, 2, 4, 8):
-            sizes = of(n, *layout)
+            sizes = here(n, *layout)
             assert math.prod(sizes) == n and sizes[2] <= 4
             Config(**d14.layout_here(n, Layout(dp=layout[0], tp=layout[1], pp=layout[2]))).checked(n)
 

@@ -27,7 +27,7 @@ with owning(Path(sys.argv[1]), print):
 
 @pytest.fixture
 def holder(tmp_path):
-    """other(*prefix) starts a process that owns the folder `run`. prefix: words before its command."""
+    """A function that starts a process which owns the folder `run`. prefix: words before its command."""
     started = []
 
     def other(*prefix: str) -> subprocess.Popen:

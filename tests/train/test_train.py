@@ -33,14 +33,14 @@ HERE = Path(__file__).resolve().parents[1]
 
 
 def layouts() -> list[dict]:
-    """All (dp, tp, pp) of 1, 2, 4 and 8 ranks that divide, sp on and off, and each schedule."""
+    """Each (dp, tp, pp) for 1, 2, 4 or 8 ranks, pp at most 4, with each sp and schedule that matters."""
     made = []
     for n, tp, pp in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4)):
         for sp, schedule in itertools.product((False, True), train.SCHEDULES):
             layers = 8 if schedule == "interleaved" and pp == 4 else 4
             layout = dict(dp=n // tp // pp, tp=tp, pp=pp, sp=sp, schedule=schedule, layers=layers)
-            twice = (sp and tp == 1) or (schedule != "1F1B" and pp == 1)
-            if n % (tp * pp) == 0 and not twice:
+            same = (sp and tp == 1) or (schedule != "1F1B" and pp == 1)  # as without sp, as under 1F1B
+            if n % (tp * pp) == 0 and not same:
                 made.append(layout)
     return made
 

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from drops import b5
 from helpers.toy.tensor import copy_to_tp, reduce_from_tp
 
-WIDE = 8
+WIDE = 8  # columns of a model's input
 
 PROGRAMS = {
     "sum": """

@@ -1,5 +1,5 @@
-"""`verify` watches the copies in many kinds of jobs. It must accuse no right job and find each wrong one.
-jobs.csv has the jobs. Several jobs run in one World, one after the other.
+"""`verify` compares the copies of tensors on different ranks. It must accuse no right job and find each wrong
+one. jobs.csv has the jobs. Several jobs run in one World, one after the other.
 """
 
 import io

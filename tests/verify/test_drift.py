@@ -36,7 +36,7 @@ dist.destroy_process_group()
 
 def verified(folder, program: str, edit: str, *arguments: str) -> subprocess.CompletedProcess:
     """Run `verify` on an edited program. arguments: its options, the script, a layout, a number of steps."""
-    shutil.rmtree(folder / "__pycache__", ignore_errors=True)  # of a model.py from the same second
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)  # else an older model.py may run
     (folder / "train.py").write_text(SCRIPT)
     (folder / "model.py").write_text(b5.edited(program, edit))
     return forked.command("three_axes", "verify", *arguments, cwd=folder, ranks=4)

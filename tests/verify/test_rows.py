@@ -33,7 +33,7 @@ class Tiny(nn.Module):
 
 
 def batch(rows: int = ROWS) -> list[torch.Tensor]:
-    """[tokens, targets, counts]. counts is 0.0 for padding, which half of the last rows is."""
+    """[tokens, targets, counts]. counts is 0.0 for padding: the second half of each of the last rows."""
     chance = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(WORDS, (2, rows, TOKENS), generator=chance)
     counts = torch.ones(rows, TOKENS)

@@ -9,8 +9,6 @@ from sampled import sampled
 from three_axes.files import find
 
 EDITS = silent.mutants()
-
-
 shared_world = worlds.shared(4, many=30, timeout=120)
 
 

@@ -36,7 +36,7 @@ class Later:
 
 
 def checked(layout: dict, folder=None, seed: int = 0, **choice):
-    """Run `verify` on ranks. folder: a checkpoint to start from. seed: some of its tensors are misplaced."""
+    """Run `verify` on ranks. folder: a checkpoint to load. seed: if not 0, `misplace` damages the model."""
     config, trainers = replace(BASE, **choice), {}
 
     def build(mesh):

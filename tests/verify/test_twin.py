@@ -12,7 +12,7 @@ from drops import b5
 from three_axes.verify import verify
 
 shared_world = worlds.shared(2, many=60, timeout=60)
-WORDS, WIDE, OUT = 12, 8, -1
+WORDS, WIDE, OUT = 12, 8, -1  # OUT: the target of padding, which has no loss
 
 
 def build(mesh):

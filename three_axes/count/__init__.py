@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 4 -m three_axes count train.py --its-arguments
 
-`from three_axes import counting` does the same for a block of code, and `helpers.World` for each of its
-calls.
+`from three_axes import counting` does the same for a block of code. `helpers.World`, which runs functions on
+ranks in a notebook, does it for each function.
 """
 
 from ..doors import door

@@ -16,7 +16,7 @@ from ..table import Table, human
 from .report import CollectiveCount
 
 NEAR = 0.05  # relative difference up to which bytes count as the same
-MANY = 2.5  # if the bytes of one call differ by this factor, weights are not gathered layer by layer
+MANY = 2.5  # from this ratio of predicted and counted bytes of a call on, FSDP's units are not layers
 WEIGHTS = ("dp", "shard", "edp", "eshard")  # axes along which weights are gathered, gradients scattered
 SMALL = 1e-3  # a collective with less than this share of the largest one's bytes is ignored: losses, norms
 

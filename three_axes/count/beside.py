@@ -30,7 +30,8 @@ class Beside:
 
     def __init__(self, bypassed: Callable[[str], None], failed: Callable[[], None]):
         self._bypassed, self._failed = bypassed, failed
-        self._callbacks, self.is_capturing = 0, False  # registered functions that were not called yet
+        self._callbacks = 0  # registered functions that were not called yet
+        self.is_capturing = False  # whether the program captures a CUDA graph
         self._replaced: list[tuple[Any, str, Any]] = []  # (module or class, name, PyTorch's own function)
         names = " and ".join(pytorch_private.missing())
         self._unknown = f"has a PyTorch without {names}, which a proof needs" if names else ""

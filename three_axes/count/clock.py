@@ -1,10 +1,11 @@
 """What each rank did when, and how many bytes it held for backward: `Timeline`, also as a Chrome trace.
 
-    with span("F", 3):          in a function that a World runs on its ranks: this block is the forward
-        y = stage(x)            of microbatch 3
+    with span("F", 3):          # from helpers.ranks: this block is the forward of microbatch 3
+        y = stage(x)
 
-Waits for collectives are recorded automatically. After the call, `world.timeline` has the spans of every
-rank. Their times are comparable, because all processes of a machine share its monotonic clock.
+`helpers.World` runs a function with such blocks on its ranks; waits for collectives are recorded too. After
+the run, `world.timeline` has the spans of every rank. Their times are comparable, because all processes of a
+machine share its monotonic clock.
 """
 
 from __future__ import annotations

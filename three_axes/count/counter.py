@@ -41,7 +41,7 @@ class RankReport:
 
 class Counter(Recorder):
     """A recorder for a script or a block. It may start before the script has formed a group: it then finds
-    out its rank at the first collective. trace: whether to keep times. box: as for the recorder.
+    out its rank at the first collective. trace: whether to keep times. box: see `Recorder`.
     """
 
     def __init__(self, trace: bool = False, box: int | None = None):

@@ -8,8 +8,8 @@ not begun. No operation that was begun is about to end. Nothing else in any proc
 no rank can begin the missing operations.
 
 T. Hilbrich et al. prove deadlocks of MPI in this way: "MPI Runtime Error Detection with MUST: Advances in
-Deadlock Detection" (2012). `tests/count/test_deadlock.py` compares this proof with all possible events, and
-with real ranks.
+Deadlock Detection" (2012). `tests/count/test_deadlock.py` checks this proof in all orders of the events of
+random programs, and on real ranks.
 """
 
 from __future__ import annotations

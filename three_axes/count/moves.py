@@ -18,8 +18,8 @@ from typing import NamedTuple
 from .threads import Baseline
 
 KEPT = 200  # the last operations of each channel whose signatures are kept, to be compared
-PATIENT = 60.0  # seconds; a program may rely on a shorter timeout, so under one nothing is proven
-NEVER = float("inf")
+PATIENT = 60.0  # seconds; under a shorter timeout no hang is proven, since the program may rely on it
+NEVER = float("inf")  # seconds: an operation without a timeout
 
 
 class Channel(NamedTuple):

@@ -23,7 +23,7 @@ OPERATORS = {
     "alltoall_base_": ("all_to_all", 2, 1, None),
     "broadcast_": ("broadcast", 1, 0, 2),
     "reduce_": ("reduce", 1, 0, 3),
-    "gather_": ("gather", 2, 1, 3),  # only the root has the whole list: it is counted as n inputs
+    "gather_": ("gather", 2, 1, 3),  # only the root has the whole list, so n inputs are counted
     "scatter_": ("scatter", 2, 0, 3),
     "barrier": ("barrier", 1, None, None),
     "send": ("send", 1, 0, 2),

@@ -14,14 +14,13 @@ class Reading(NamedTuple):
     """The state of one rank, as one poll has found it."""
 
     moves: Hashable  # has another value whenever the rank has begun or ended something
-    turn: float  # a state whose turn is higher by 2 was made after the earlier one had been read
+    turn: float  # if a later state's turn is higher by 2, that state was made after this one was read
     snapshot: Snapshot
 
 
 class Standstill:
-    """Compares the states of all ranks that `judge` gets, poll after poll. course: as for `prove`.
-
-    suspected: what the last states prove if all of them held at the same moment.
+    """Compares the states of all ranks that `judge` gets, poll after poll. suspected: what the last states
+    prove if all of them held at the same moment. course: whether a World runs the ranks, see `prove`.
     """
 
     def __init__(self, course: bool = False):

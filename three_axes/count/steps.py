@@ -41,7 +41,7 @@ class Stepping:
 
     Of several optimizers, the one that stepped first in the run ends each training step. An optimizer that
     steps inside another's step (as in ZeroRedundancyOptimizer) is ignored. begins(ends), ended(ends): called
-    before and after each other step. ends: whether it ends a training step.
+    before and after all steps that are not ignored. ends: whether the step ends a training step.
     """
 
     def __init__(self, begins: Callable[[bool], None], ended: Callable[[bool], None]):

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from .. import cpython_private, lines, pytorch_private
 
-# How the names of native threads and processes begin that never free a rank: of gloo and NCCL, of the store's
+# Native threads and processes whose names begin so never free a rank: those of gloo and NCCL, of the store's
 # server, of CUDA and its backward; of a DataLoader's pool, and of the process that serves its memory.
 HARMLESS: tuple[str, ...] = ("pt_gloo", "gloo", "pt_tcpstore", "pt_nccl", "nccl", "NCCL", "cuda")
 HARMLESS += ("pt_autograd", "pt_data_worker", "pt_pin_memory", "torch_shm")
-# Python threads that never free a rank: the modules of some, and the name of those of a DataLoader's pool.
+# Python threads that never free a rank: of tqdm, known by their module; of a DataLoader, by their name.
 MONITORS, FEEDERS = ("tqdm._monitor",), ("QueueFeederThread",)
 # Raised when a file in /proc is read and its thread or process has ended, or the system has no such file.
 ENDED = FileNotFoundError, ProcessLookupError

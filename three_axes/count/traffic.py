@@ -8,17 +8,16 @@ from ..table import Table, human
 from .moves import KEPT, Begun, sides_of, target_receives_any
 from .report import CollectiveCount, Report
 
-THREE_WAYS = ("predicted", "counted", "on the wire", "wire ÷ predicted")
+THREE_WAYS = ("predicted", "counted", "on the wire", "wire ÷ predicted")  # columns of tables
 
 
 class Traffic:
-    """The bytes of one call. `repr` is a table with a row for each kind of collective, as rank 0 counted it.
-
-    ranks[r]: the rows of rank r. All sizes are bytes *sent by one rank*, except `payload`, which is the size
-    of the tensors in the collectives. peak_in_flight[r]: the largest number of bytes of tensors that rank r's
-    collectives held at one time. not_waited: how many collectives, isend and irecv were begun for which no
-    Python code waited (DDP may have waited for some of them in C++). late: how many operations took longer
-    on this machine than on the emulated network, if there is one.
+    """The bytes of a script, of a block, or of a function that a World ran. `repr` is a table with a row for
+    each kind of collective, as rank 0 counted it. ranks[r]: the rows of rank r. All sizes are bytes *sent by
+    one rank*, except `payload`, which is the size of the tensors in the collectives. peak_in_flight[r]: the
+    largest number of bytes of tensors that rank r's collectives held at one time. not_waited: how many
+    collectives, isend and irecv were begun for which no Python code waited (DDP may have waited for some of
+    them in C++). late: how many operations took longer on this machine than on the emulated network, if any.
     """
 
     def __init__(self, reports: Sequence[Report], missing: Collection[int] = ()):

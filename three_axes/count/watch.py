@@ -33,8 +33,8 @@ from .standstill import Reading, Standstill
 from .states import SILENT, State, absent, from_box, may_be_freed, mismatched, never_completed, places
 from .threads import OwnThread
 
-EVERY = 0.15  # seconds between two polls of a rank's state; in a large job more,
-MANY = 300  # a second for so many ranks, because one rank reads the states of all
+EVERY = 0.15  # least seconds between two polls of all states
+MANY = 300  # most states that one rank reads in a second: in a large job polls are less frequent
 SELDOM = 1.0  # seconds between the states that a rank writes while it is in no collective
 RECENT = 8  # operations of each channel whose signatures a rank on NCCL writes, to be compared
 AGAIN = 60.0  # seconds after which the same positions of all ranks are printed again
@@ -42,7 +42,7 @@ ON_NCCL = """\
 watching ranks on NCCL, where the host does not wait for its GPU. Known are the collectives that each rank has
 begun, those that its GPU has completed, and the line of its main thread. A hang is proven only if a rank has
 ended its script; at NCCL's own timeout, 10 minutes, its flight recorder (torchfrtrace) has more."""
-BOX = "last-collective"
+BOX = "last-collective"  # file name of the box
 
 
 class Watch:

@@ -13,11 +13,11 @@ from .skew import TOGETHER, Skew
 from .split import Split
 
 MOST = 5  # costs that are reported
-LEAST = 0.01  # of the recorded time; a smaller cost, or difference between ranks, is not reported
+LEAST = 0.01  # share of the recorded time; a smaller cost, or difference between ranks, is not reported
 SMALL = 1e6  # bytes; the time of a smaller message is mostly latency
-MANY = 20  # small messages of a kind, in a step
+MANY = 20  # so many small messages of a kind in a step are not yet reported
 SHORT = 100  # microseconds: a message of unknown size that takes less counts as small
-NOTHING = 0.1  # of a collective's time: less computation than this cannot hide the collective
+NOTHING = 0.1  # share of a collective's time: less computation than this cannot hide the collective
 
 # Part of the time -> (what to do about it, number of the drop).
 PARTS = {

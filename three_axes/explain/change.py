@@ -11,7 +11,7 @@ from .report import Explained
 
 @dataclass
 class Change:
-    """Two recordings. Times are means over the ranks: seconds of a step, or of all if no steps are marked."""
+    """Two recordings. Times: a rank's mean seconds in a step, or in the recording if no steps are marked."""
 
     before: Explained
     after: Explained

@@ -18,7 +18,7 @@ PIPELINE = ("send", "recv")
 EXPERTS = ("dispatch", "combine", "notify")  # of libraries that send tokens to experts and back
 COPY = "copy between GPUs"
 NAMED = (*COLLECTIVES, *EXPERTS, COPY, "send or all_to_all")  # names that say what is communicated
-BYTES = {
+BYTES = {  # type of a tensor's elements -> bytes of an element
     **dict.fromkeys(("byte", "char", "bool", "float8e4m3fn", "float8e5m2"), 1),
     **dict.fromkeys(("half", "bfloat16", "short"), 2),
     **dict.fromkeys(("float", "int"), 4),

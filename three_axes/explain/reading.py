@@ -23,7 +23,7 @@ HEAD = 1 << 26  # characters in which the list of events must begin, and in whic
 LATEST = 2.0**63  # microseconds; a larger time is an error
 _BETWEEN = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
-_HOST = re.compile(r"(.+)_\d+\.\d+(?:\.pt)?\.trace\.json")  # torch/profiler/profiler.py: host, process, time
+_HOST = re.compile(r"(.+)_\d+\.\d+(?:\.pt)?\.trace\.json")  # torch's name of a trace: host, process, time
 _RANK = re.compile(r"rank[-_ ]?(\d{1,9})", re.I)
 # An event's category -> kind of GPU event. Traces before PyTorch 1.10 use other categories.
 GPU = {"kernel": "kernel", "gpu_memcpy": "gpu_memcpy", "gpu_memset": "gpu_memset"}
@@ -31,7 +31,7 @@ GPU |= {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
 CALLS = ("runtime", "driver")  # how the categories of the host's calls end: "cuda_runtime", "Runtime"
 STRANGE = ("mtia", "hpu", "privateuse1", "xpu", "glow")  # devices whose events are not read
 OPERATORS = ("cpu_op", "operator")
-BACKWARD = ("ackward", "bwd", "_grad", "autograd::engine", "Optimizer.step")  # in names only training has
+BACKWARD = ("ackward", "bwd", "_grad", "autograd::engine", "Optimizer.step")  # in names of training only
 NOTES = ("user_annotation", "gpu_user_annotation")
 # Annotations by name, because older traces list them as operators.
 NOTED = ("enumerate(DataLoader)", "ProfilerStep", "Optimizer.step#", "nccl:", "gloo:")

@@ -33,8 +33,8 @@ def training_operations(N: float, tokens: float) -> float:
 
 
 def reduce_scatter_bytes(size: float, n: int) -> float:
-    """A ring of n ranks takes n−1 steps, in each of which a rank sends one of n chunks of `size` bytes in
-    all. An all-gather sends as much. Patarasu and Yuan 2009.
+    """A ring cuts the `size` bytes into n chunks. In each of its n−1 steps a rank sends one chunk. An
+    all-gather sends as much. Patarasu and Yuan 2009.
     """
     return (n - 1) / n * size
 

@@ -1,7 +1,7 @@
 """Devices, networks and clusters, with the published numbers on which time and memory depend.
 
 Speeds are those that the maker prints, in bytes per second, per GPU and in one direction; NVIDIA prints
-NVLink's for both directions. The shares that programs reach are the efficiencies in `cost.Constants`.
+NVLink's for both directions. The shares that programs reach are the efficiencies in `plan.cost.Constants`.
 """
 
 from __future__ import annotations

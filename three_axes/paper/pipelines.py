@@ -23,7 +23,7 @@ class Pipeline(NamedTuple):
     microbatch's forward, input gradients and weight gradients. The bubble equals the simulation's exactly, if
     the optimizer waits for all ranks, as it does when gradients are clipped.
 
-    alone: whether a job without a pipeline (p = 1) runs it. chunks: on each rank; 0 if the reader chooses the
+    alone: whether a job without a pipeline (p = 1) runs it. chunks: on each rank; 0 if the caller chooses the
     number. fills: it needs at least this number times p microbatches. splits: whether a backward is split in
     two. folded: whether stages run down the ranks and back up, so that the first rank has both embedding and
     head.
@@ -39,7 +39,7 @@ class Pipeline(NamedTuple):
     folded: bool = False
 
     def make(self, p: int, m: int, v: int = 1) -> Schedule:
-        """The schedule with its order of operations. v: chunks on each rank, if the reader chooses them."""
+        """The schedule with its order of operations. v: chunks on each rank, unless it fixes them."""
         from . import schedules  # a long module that formulas alone do not need
 
         order = getattr(schedules, self.order)

@@ -35,7 +35,7 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
         into = _latent(at, model.latent)
     else:
         matrix = partial(at.product, block="attention")
-        # Rotary positions, in bytes a number: half of them negated 2, joined 4, cosine 4, sine 4, sum 6.
+        # Rotary positions move 20 bytes a number: to negate half of them 2, join 4, cosine 4, sine 4, sum 6.
         rotated = stream("positions", 10.0 * (queries + keys), 10) if eager else []
         normed: list[Op] = []
         if model.qk_norm:  # one norm for queries, one for keys

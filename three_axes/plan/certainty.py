@@ -30,9 +30,9 @@ ENOUGH = 10  # with fewer runs of a kind at hand, only the percentiles of `ELSEW
 # remaining source does not show how far sources differ.
 SOURCES = 3
 # Kind, as (generation, experts) -> 10th and 90th percentile of measured over predicted, for the kinds with
-# `SOURCES` sources. From 3,568 published runs of 38 sets that were not at hand, compared with the planner in
-# November 2026. Blackwell's 10th percentile is 0.67, or 0.84 if each set has the same weight; 0.75 is their
-# geometric mean.
+# at least `SOURCES` sources. From 3,568 published runs of 38 sets that were not at hand, compared with the
+# planner in November 2026. Blackwell's 10th percentile is 0.67, or 0.84 if each set has the same weight; 0.75
+# is their geometric mean.
 ELSEWHERE = {
     ("A100", False): (0.97, 1.47),
     ("Hopper", False): (0.92, 1.26),

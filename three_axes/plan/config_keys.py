@@ -17,7 +17,7 @@ NAMES = {
     "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "ffn"),
     "head_dim": ("head_dim",),
 }
-# The same for `Experts`, where EVERY and SHARED have the keys of `every` and `shared`, and for `Latent`.
+# The same for `Experts`, whose fields `every` and `shared` are in EVERY and SHARED; LATENT for `Latent`.
 EXPERTS = {
     "count": ("num_local_experts", "num_experts", "n_routed_experts"),
     "per_token": ("num_experts_per_tok", "experts_per_token"),

@@ -30,7 +30,7 @@ from .config_keys import (
 from .shape import Experts, Latent, ModelShape
 
 _PLAIN = dict(gated=False, biases=True)  # layers like GPT's
-# Hugging Face's model_type -> fields of `ModelShape` that its file does not contain; of `tied` the default.
+# Hugging Face's model_type -> fields of `ModelShape` that its file does not have. `tied` may be in the file.
 _KINDS: dict[str, dict] = {
     "llama": {},
     "mistral": {},

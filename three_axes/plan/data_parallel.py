@@ -29,11 +29,11 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     """Data parallelism and the optimizer on a rank of a pipeline stage, for a whole step.
 
     Without ZeRO, gradients are all-reduced once. With ZeRO-1 they are reduce-scattered, and weights are
-    gathered after the optimizer. ZeRO-2 has no memory for sums and reduces in every microbatch. So does
-    ZeRO-3; it gathers each layer for every forward and every backward, embedding and head once for both, and
-    copies all weights and gradients into and out of buffers. In a pipeline it gathers once and reduces once,
-    as torchtitan does. For experts the same is done along their own replicas (edp). Frozen weights are only
-    gathered.
+    gathered after the optimizer. With ZeRO-2 a rank keeps only its part of the sums, so every microbatch's
+    gradients are reduced. So are they with ZeRO-3, which gathers each layer for every forward and every
+    backward, embedding and head once for both, and copies weights and gradients into and out of buffers; in a
+    pipeline it gathers and reduces once, as torchtitan does. The same is done for experts along their own
+    replicas (edp). Frozen weights are only gathered. `frameworks.Sends` has what some frameworks do instead.
     """
     model, holds = job.model, job.framework.holds
     kinds = kinds_on_rank(model, layout, stage)

@@ -17,7 +17,7 @@ RECOMPUTE = ("none", "selective", "modules", "per-op", "full")  # policies, expl
 # The order of axes, the outermost first, in Megatron-LM, torchtitan and DeepSpeed. In Llama 3's paper dp is
 # outermost, before pp. In all of them cp is next to tp, on its outer side.
 ORDER = ("pp", "dp", "tp")
-# The fields that decide a layer's operations and, if tp is innermost, on how many nodes its groups are.
+# The fields that decide a layer's operations and, if tp is innermost, over how many nodes these send.
 SEEN = (*(axis.name for axis in AXES if axis.talks == "layer"), "microbatch", "zero", "sequence_parallel")
 # Groups that exist if ZeRO shards over fewer than all replicas: group -> (group of all replicas, group that
 # has one set of shards). dp and edp are the groups of all replicas of the weights, and of an expert.

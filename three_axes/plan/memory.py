@@ -36,7 +36,7 @@ BYTES_PER_PARAMETER = {
 }
 
 OVERHEAD = 2e9  # bytes on each GPU for the CUDA context and communicators, assumed
-AGAIN = ("modules", "per-op", "full")  # with these, all activations of a layer exist again in its backward
+AGAIN = ("modules", "per-op", "full")  # policies with which a layer's activations all exist again in backward
 SCORE_BYTES = 4  # of a logit in float32
 # An unfused loss holds for each logit also a half-precision copy, and softmax and gradient in float32. If tp
 # splits the vocabulary, it holds one more float32.

@@ -36,7 +36,7 @@ def _llama_4(name: str, experts: int, every: int) -> ModelShape:
 
 
 _QWEN3 = dict(head_dim=128, qk_norm=True)
-# Experts: number of routed ones, number that a token goes through, width of each.
+# DeepSeek's experts: number of routed ones, number that a token goes through, width of each.
 _V2_EXPERTS = Experts(64, 6, 1408, shared=2 * 1408, dense_layers=1)
 _V3_EXPERTS = Experts(256, 8, 2048, shared=2048, dense_layers=3, router_bias=True)
 

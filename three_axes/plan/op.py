@@ -16,8 +16,8 @@ from .layout import Layout
 from .shape import ModelShape
 
 # Bytes for each number of a product's result: 2 to write it, and 1.3 for the time at the start and end of
-# each tile, in which nothing is multiplied. From products of 512 to 16,384 numbers in DeepGEMM's README
-# (2025), on an H800; `tests/plan/test_precision.py` has them.
+# each tile, in which nothing is multiplied. From DeepGEMM's README (2025), on an H800, where 512 to 16,384
+# products are summed for each number; `tests/plan/test_precision.py` has them.
 RESULT = 3.3
 
 

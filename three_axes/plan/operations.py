@@ -24,8 +24,8 @@ from .stages import layer_matrices
 
 
 class OperationLists(NamedTuple):
-    """The operations of one or many layouts. alike, which: the two results of `Layout.alike`; the numbers of
-    the operations belong to `alike`. layers: a list of operations for each kind of layer.
+    """The operations of one or many layouts. Layouts with the same operations share one entry: `alike` has a
+    layout for each entry, `which` each layout's entry (None: its own). layers: a list for each kind of layer.
     """
 
     alike: Layout

@@ -40,7 +40,7 @@ class Space:
     numbers: a row for each layout, with its bytes on the fullest GPU. names: (schedule, recompute policy);
     the column 'names' of a row is an index into it. impossible: sizes -> why no layout can have them. None of
     these depends on the speed of the cluster: `serves` says which jobs may share them. kinds: results of
-    checks that hold for every batch, from a space of the same model, GPUs and framework: see `all_rows`.
+    checks that hold for every batch, from a space of this model, GPUs and framework (`candidates.all_rows`).
     """
 
     def __init__(self, job: Job, gpus: int, only: dict[str, int], kinds: dict[tuple, str] | None = None):

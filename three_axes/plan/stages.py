@@ -14,9 +14,9 @@ from .shape import ModelShape
 def can_be_spread(model: ModelShape, stages: int) -> bool:
     """Whether a model's layers can be distributed over so many stages: evenly, or with one less on the first
     and last stage, where the embedding and the head count as a layer (Llama 3 405B: 126 layers on 16 stages).
-    If the number of layers is odd, each stage may also take its share, rounded up, and the last the rest, as
-    in Megatron-Bridge (DeepSeek-V3: 61 layers on 16 stages are 15 times 4, and 1). If dense layers lie
-    between layers with experts, each stage must have the same number of each kind.
+    If the number of layers is odd, each stage may also take its share, rounded up, and the last two the
+    rest, as in Megatron-Bridge (DeepSeek-V3: 61 layers on 16 stages are 15 times 4, and 1). If dense layers
+    lie between layers with experts, each stage must have the same number of each kind.
     """
     if model.mixed:
         return all(count % stages == 0 for _, count in model.kinds)

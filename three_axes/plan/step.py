@@ -19,7 +19,7 @@ from .memory import fullest, room, stages_memory
 from .shape import ModelShape
 
 WIDE = 28  # characters of a whole step's bar in a table
-NODES = 8  # on more of them the network's printed speed is an assumption, without `busbw` and measured steps
+NODES = 8  # on more nodes the printed network speed is an assumption, unless `busbw` or steps were measured
 WORTH_SAYING = 0.05  # if a larger share of the step waits for the host, there is a warning
 # Part of memory -> its formula for `--explain`, with the letters of memory.py.
 HELD = {

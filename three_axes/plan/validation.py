@@ -1,8 +1,8 @@
 """Compares the planner's seconds per step with published runs, and prints the errors of each set (`table`).
 
 The errors are the mean absolute one, its median and 90th percentile, and the mean signed one (bias). Beside
-them are the error of a null model, which knows only one share of the printed FLOP/s, the best one for that
-set, and for four sets the error of the best other tool. Five of `cost`'s constants were fitted to the first
+them is the error of a null model: one share of the printed FLOP/s for all runs, the best for that set. Four
+sets have the error of the best other tool too. Five of `cost`'s constants were fitted to the first
 two sets, with an earlier form of the model; `exposed` was set when the ZeRO-3 runs were known. The runs and
 their sources are in data/.
 

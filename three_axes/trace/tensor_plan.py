@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 
 
 def usual_plan(block: nn.Module, sp: bool = False) -> dict[str, ParallelStyle]:
-    """The plan for each matrix by itself: columns, then rows. `merged_plan` contains it. sp: as in that."""
+    """The plan for each matrix by itself: columns, then rows. `merged_plan` contains it, and explains sp."""
     columns = ["attention.q", "attention.k", "attention.v", "mlp.up"]
     if getattr(block.mlp, "gate", None) is not None:
         columns.append("mlp.gate")

@@ -1,5 +1,5 @@
 """Layers of experts and latent attention for `trace`, made of PyTorch's own parts: its all-to-all with a
-backward, its grouped product, FSDP2 over dp and, for experts, over edp.
+backward, its grouped product, FSDP2 over dp and, for experts, over their replicas (edp).
 
 Fake tensors have no numbers, by which a router could choose experts or count their rows. So every expert gets
 the same number of rows. DTensor has no plan for a grouped product under tensor parallelism, so tp is 1.

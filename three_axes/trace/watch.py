@@ -31,8 +31,8 @@ class Recording(Ledger):
         super().__init__()
         self.axis_of = axis_of
         self.counted: dict[tuple[str, str], Calls] = {}
-        self._kinds: dict[int, str] = {}
-        self._at_peak: tuple[int, dict[int, int]] = 0, {}  # the peak, and `pieces` at that moment
+        self._kinds: dict[int, str] = {}  # piece of memory -> kind of its tensor
+        self._at_peak: tuple[int, dict[int, int]] = 0, {}  # the peak, and `Ledger.pieces` then
 
     def start(self) -> None:
         """Begin to count; the peak begins at the bytes of the tensors that live now."""

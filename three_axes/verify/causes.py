@@ -22,7 +22,7 @@ NEAR = 2e-3  # a factor nearer to 1 is printed as its difference from 1
 SLIGHT = 0.05
 NOTHING = 1e-300  # the least denominator, so that no division is by 0
 MOST_KINDS = 3  # kinds of tensors that are tried together as the cause of a wrong norm
-CHANCE = 5e-3  # limits the number of sets that are tried: about the probability that one fits by chance
+CHANCE = 5e-3  # about the probability that any tried set fits by chance; it limits how many are tried
 
 
 @dataclass(frozen=True)

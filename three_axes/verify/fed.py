@@ -1,4 +1,4 @@
-"""Compares the inputs and targets of the ranks with those of the twin."""
+"""Compares the inputs and targets of the ranks with those of the twin, the whole model on one device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Records over which groups a rank's gradients are summed, the inputs of its models, and the random states
-from which these draw. The groups show which ranks must hold equal copies.
+"""Records over which groups a rank's gradients are summed, the inputs of its models, and the random state
+before each forward that draws random numbers. The groups show which ranks must hold equal copies.
 """
 
 from __future__ import annotations

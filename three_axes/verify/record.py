@@ -19,9 +19,9 @@ from .fed import Scored
 
 WRAPPERS = re.compile(
     r"(^|(?<=\.))(module|_orig_mod|_forward_module|_original_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)"
-)
+)  # parts of a parameter's name that DDP, FSDP and torch.compile add
 DROPOUTS = nn.modules.dropout._DropoutNd
-FEW = 64  # a dropout of fewer numbers is not recorded: two of them may drop the same ones by chance
+FEW = 64  # a dropout of fewer numbers is not recorded: two such may drop the same ones by chance
 
 Tensors = dict[str, torch.Tensor]
 
@@ -233,9 +233,10 @@ class Watched:
 
     def _dropping(self, drops: dict) -> AbstractContextManager:
         def keep(name: str, given, result) -> None:
-            given, kept = _held(given), _held(result) != 0
+            given, result = _held(given), _held(result)
+            kept = (result != 0) | (given == 0)
             if given.numel() >= FEW:
-                drops.setdefault(name, []).append((digest(given), digest(kept | (given == 0))))
+                drops.setdefault(name, []).append((digest(given), b"" if kept.all() else digest(kept)))
 
         dropouts = self.dropouts
         return self._hooked([(name, m) for name, m in self.model.named_modules() if m in dropouts], keep)

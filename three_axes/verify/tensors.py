@@ -17,7 +17,7 @@ from .marks import AVERAGE, BUFFER, FLAT, OF, PARAMETER
 from .record import plain_name
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
-LEAST = 2  # an average has at least so many tensors: a single one may have the same shape by chance
+LEAST = 2  # tensors of an average of weights: it is found by their shapes, and one may fit by chance
 # Reasons not to watch a tensor.
 STATISTICS = "statistics of BatchNorm: each rank's own, unless it is SyncBatchNorm"
 PASSING = "buffers that no checkpoint keeps"

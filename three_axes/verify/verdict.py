@@ -88,15 +88,16 @@ Wrong = dict[str, tuple[float, Cause]]  # name -> how far off, and why
 
 
 def of_dropouts(seen: Mapping[int, Mapping[str, list]], mesh: Mesh) -> list[Found]:
-    """Dropouts that drop the same places of two ranks' different inputs, or different places of equal inputs.
-    seen: rank -> dropout -> for each call, digests of (the input, which numbers were kept).
+    """Dropouts that drop alike on two ranks, whose inputs differ, or differently, though these are equal.
+    seen: rank -> dropout -> for each call, digests of (the input, which numbers were kept; b"" if all).
     """
     pairs: dict[bool, dict[str, set]] = {True: {}, False: {}}  # by whether they drop alike
     for a, b in itertools.combinations(seen, 2):
         for name in seen[a].keys() & seen[b].keys():
             for (given, kept), (other, kept_there) in zip(seen[a][name], seen[b][name]):
-                if (given == other) != (kept == kept_there):
-                    pairs[kept == kept_there].setdefault(name, set()).add((a, b))
+                alike = kept == kept_there
+                if alike != (given == other) and (kept or kept_there):
+                    pairs[alike].setdefault(name, set()).add((a, b))
     found = []
     for alike, names in pairs.items():
         if names:

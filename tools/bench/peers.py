@@ -8,7 +8,7 @@ four gloo ranks:
     call           milliseconds for a further call of one small all-reduce
     raises, dies   rank 1 raises, or is killed, while the others wait in a barrier: what the user reads, after
                    how many seconds, and whether state is kept
-    stopped        SIGINT, as from the stop button, while the others wait
+    stopped        SIGINT, as from the stop button, while rank 1 sleeps and the others wait for it
     killed         the driver itself is killed: the processes that are left five seconds later
 """
 
@@ -38,11 +38,9 @@ from report import save, timed
 
 from helpers.ranks.ports import free_port
 
-MARK = (
-    "THREE_AXES_BENCH"  # environment variable of all processes of a measurement, to find those that are left
-)
+MARK = "THREE_AXES_BENCH"  # environment variable by which processes that a measurement leaves are found
 N = 4  # ranks
-PATIENCE = 45  # seconds, with the start; a driver of a failure that runs longer counts as hung
+PATIENCE = 45  # seconds, with the start, after which a driver counts as hung (90 for cold, first and call)
 
 
 # -- what the ranks run ----------------------------------------------------------------------------

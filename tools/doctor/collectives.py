@@ -16,17 +16,17 @@ K = 16  # float32 numbers that each rank contributes
 def _collectives() -> list[str]:
     """Run every collective on a rank, synchronous and asynchronous. Returns those that are not exact."""
     rank, n, device = dist.get_rank(), dist.get_world_size(), own_device()
-    # mine: this rank's input; by: the input of rank r, on the CPU. Some collectives need `parts` times K.
-    mine = lambda parts=1: torch.arange(K * parts, device=device, dtype=torch.float32) + 1000 * rank
-    by = lambda r, parts=1: torch.arange(K * parts, dtype=torch.float32) + 1000 * r
-    empty = lambda parts=1: torch.empty(K * parts, device=device)
+    # mine: this rank's input; by: the input of rank r, on the CPU. size: their length, in units of K.
+    mine = lambda size=1: torch.arange(K * size, device=device, dtype=torch.float32) + 1000 * rank
+    by = lambda r, size=1: torch.arange(K * size, dtype=torch.float32) + 1000 * r
+    empty = lambda size=1: torch.empty(K * size, device=device)
     parts = lambda x: list(x.chunk(n))
     total = lambda size=1: sum(by(r, size) for r in range(n))
     part = slice(rank * K, (rank + 1) * K)
     root = lambda x: x if rank == 0 else None
     every = torch.cat([by(r) for r in range(n)])
     exchanged = torch.cat([by(r, n)[part] for r in range(n)])
-    cases = {  # length of the result, in parts (None: in place); the call; the expected result
+    cases = {  # size of the result (None: in place); the call; the expected result
         "all_reduce": (None, lambda x, a: dist.all_reduce(x, async_op=a), total()),
         "broadcast": (None, lambda x, a: dist.broadcast(x, 0, async_op=a), by(0)),
         "reduce": (None, lambda x, a: dist.reduce(x, 0, async_op=a), root(total())),

@@ -26,7 +26,7 @@ def _last_leaves() -> None:
 
 def _last_sleeps() -> None:
     """The last rank sleeps; the others wait for it in a collective."""
-    _last_leaves() if dist.get_rank() < dist.get_world_size() - 1 else time.sleep(60)
+    add_ones() if dist.get_rank() < dist.get_world_size() - 1 else time.sleep(60)
 
 
 def _last_raises() -> None:

@@ -40,7 +40,7 @@ def build(folder: Path) -> int:
     folder.mkdir(parents=True)
     books = ["notebooks/" + path.relative_to(find("notebooks")).as_posix() for path in notebooks()]
     documents = sorted(f"docs/{path.name}" for path in find("docs").glob("*.md"))
-    waiting = [FIRST, *books, *documents]  # and the files that these link to
+    waiting = [FIRST, *books, *documents]  # the loop adds the files to which these link
     bodies: dict[str, BeautifulSoup] = {}
     for name in tqdm(waiting, total=float("inf"), unit=" pages", disable=None, leave=False):  # on a terminal
         if name not in bodies:

@@ -42,7 +42,7 @@ def fsdp_layer(shard, x, layer, rank, world_size):
     return dx, mine / world_size
 
 
-# x is (B, H), the weights are (H, H). B is not 2, so that an answer of dx alone is not taken for a pair.
+# x is (B, H), the weights are (H, H). If B were 2, dx alone could be unpacked like a pair.
 B, H = 3, 64
 
 

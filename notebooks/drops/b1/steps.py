@@ -21,9 +21,9 @@ from three_axes.table import Table, human
 S = 16  # tokens of a sequence
 model = lambda: toy.ToyTransformer(hidden=64, seq_len=S)
 LAYERS = len(model())
-# Emulated, as in drop 06: ports out of a node are 10 times slower than links inside.
+# Emulated: a rank sends 12 MB/s inside its node, and a tenth of that out of it.
 ONE_NODE, TWO_NODES = networks.four_ranks(12e6)
-SECONDS = {"F": 3e-7, "B": 6e-7}  # of one parameter, emulated: a block is 15 ms forward and 30 ms backward
+SECONDS = {"F": 3e-7, "B": 6e-7}  # emulated, for one parameter: a block takes 15 ms forward, 30 ms backward
 WEIGHTS = 4 * sum(p.numel() for p in model().parameters())  # bytes of all weights
 BLOCK = 4 * sum(p.numel() for p in model().blocks[0].parameters())
 

@@ -18,7 +18,7 @@ WAYS = {
     "all-to-all": context.exchange_attention,
 }
 CHUNKS = {"in order": context.contiguous, "zig-zag": context.zigzag}
-# Emulated, as in drop 06: ports out of a node are 10 times slower than links inside.
+# Emulated: a rank sends 7 MB/s inside its node, and a tenth of that out of it.
 TWO_NODES = networks.four_ranks(7e6)[1]
 PAIR = 3e-6  # emulated seconds for a query and a key in one head
 
@@ -32,7 +32,7 @@ def inputs(a: int, g: int, s: int, head: int = 32) -> list[torch.Tensor]:
 
 
 def traffic_of(world: World, way: str, g: int, a: int = 8, s: int = 512) -> Traffic:
-    """The bytes of one attention, forward and backward. Raises RankError if it differs from the twin."""
+    """Bytes of an attention, forward and backward. Raises RankError if its result is not one process's."""
 
     def run():
         *whole, dy = inputs(a, g, s)

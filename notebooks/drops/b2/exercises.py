@@ -36,8 +36,8 @@ MANY = 100  # tokens, where the other cases have four
 
 
 def _two_parts() -> list[tuple]:
-    """The arguments of four cases, y and lse of 3 and of 5 keys: with small scores; with large scores; where
-    two tokens see one part alone; with many tokens.
+    """The arguments of `merge_parts` in four cases: small scores; large scores; two tokens that see one part
+    alone; many tokens. One part has 3 keys, the other 5.
     """
     chance = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, 8, generator=chance, dtype=torch.float64) for n in (4, 8, 8))

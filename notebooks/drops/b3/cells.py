@@ -21,8 +21,8 @@ def tokens(t: int, h: int) -> torch.Tensor:
 
 # Eight ranks, two meshes over them. Outermost axis first.
 FOLDED = {"attention": {"dp": 4, "tp": 2}, "experts": {"edp": 2, "ep": 4}}
-ROW = 2e-4  # emulated seconds of one row in an expert
-# Name -> (rows that an expert takes from a rank, rate at which the bias moves)
+ROW = 2e-4  # emulated seconds of one row, a token's copy, in an expert
+# Name -> (the most rows that an expert takes from a rank, None: all; rate at which the bias moves)
 POLICIES = {"none dropped": (None, 0.0), "capacity": (16, 0.0), "balancing bias": (None, 0.03)}
 
 

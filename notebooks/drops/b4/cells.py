@@ -17,8 +17,8 @@ def deal() -> int:
 
 
 def look_twice(*numbers: int) -> Table:
-    """For each run: the sequence numbers that the ranks had reached when it was stopped, and, unless it is
-    proven that no rank can go on, when another run of it was stopped after three times as long.
+    """For each run: the sequence numbers that its ranks had reached when it was stopped. If a deadlock is not
+    proven, the program runs again for three times as long, and its numbers are added.
     """
     rows = []
     for number in numbers:

@@ -30,7 +30,7 @@ def who_never_came(entries, members):
             rank: [e["collective_seq_id"] for e in entries[rank] if e["process_group"][0] == group]
             for rank in ranks
         }
-        # The latest number, whatever its state: who waits in a collective has called it.
+        # The latest number, whatever its state: a rank that waits in a collective has called it.
         last = {rank: max(mine, default=0) for rank, mine in numbers.items()}
         behind = [rank for rank in ranks if last[rank] < max(last.values())]
         if behind:

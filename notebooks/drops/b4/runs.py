@@ -1,7 +1,7 @@
 """b4's seven runs on four real ranks, six that hang and one that is only slow, and the record of each.
 
-At the end are the functions that the runs call for batches, files, settings and routes. A seed decides on
-which rank, and in which step, their result differs from that on other ranks.
+Their programs are data/hangs/run_*.py, which call the functions at the end of this file. A seed chooses the
+rank and the step in which something differs from what the other ranks do.
 """
 
 from __future__ import annotations

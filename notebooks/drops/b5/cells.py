@@ -1,4 +1,4 @@
-"""Functions for the cells of drop b5's notebook; its exercises use some of them."""
+"""Functions for the cells of drop b5's notebook."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from three_axes.verify import Copies, mark, verify
 
 STEPS = 12
 LAYOUT = "dp 2 tp 2"
-RUNS = {"A": "", "B": "norms not summed under SP", "C": "mean over dp, unequal tokens"}
-ABOVE = 1.5  # times the lowest loss so far: a larger loss rings the monitor
+RUNS = {"A": "", "B": "norms not summed under SP", "C": "mean over dp, unequal tokens"}  # run -> its edit
+ABOVE = 1.5  # the monitor of the loss rings at more than ABOVE times the lowest loss so far
 
 
 def edits() -> dict[str, dict[str, str]]:

@@ -26,7 +26,7 @@ def name_the_bug(held, twin):
 
     held: what each rank has, a list of tensors. twin: what each should have.
     """
-    # A factor first: a sum or mean once too often leaves all ranks alike. Then what the ranks have together.
+    # A wrong factor first: after one sum or mean too many, all ranks still agree. Then the sum over ranks.
     n = len(held)
     near = torch.allclose
     if near(held[0], twin) and all(near(one, twin) for one in held):
@@ -41,9 +41,9 @@ def name_the_bug(held, twin):
 
 
 def _gradients() -> list[tuple]:
-    """The arguments of each case: each bug on 2 and on 4 ranks, and with numbers as small as gradients late
-    in training; a gradient that is right on rank 0 alone, and gradients with the same total of numbers on all
-    ranks.
+    """The arguments of each case, on 2 and on 4 ranks, and on 4 with numbers as small as gradients late in
+    training: each of NAMES; a gradient that is right on rank 0 alone; gradients whose numbers have the same
+    total on all ranks.
     """
     chance = torch.Generator().manual_seed(5)
     cases = []

@@ -1,4 +1,4 @@
-"""Functions for the cells of drop 01's notebook; its exercises use some of them."""
+"""Functions for the cells of drop 01's notebook, and constants that its exercises use too."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def three_cuts(world: World) -> dict[str, Step]:
 
 
 def answer(runs: dict[str, tuple[Traffic, float]]) -> tuple[str, str]:
-    """The arguments of `guess.reveal`. runs: as `side_by_side` takes them."""
+    """The arguments of `guess.reveal`. runs: scheme -> (its traffic, the bytes predicted for a rank)."""
     most = max(runs, key=lambda name: max(runs[name][0].counted))
-    gradients, activation = runs["data"][1] / 1.5, runs["tensor"][1] / 1.5 / 16
+    gradients, activation = runs["data"][1] / 1.5, runs["tensor"][1] / 1.5 / 16  # 1.5: 2·(n−1)/n, n = 4
     return most, (
         f"The gradients are {human(gradients)}. The activations of so small a batch are {human(activation)},"
         " in each of 16 all-reduces."
     )
 
 
-# Checks the number that the reader writes first: megabytes of all gradients of the toy.
+# Checks the number in the notebook's first code cell: megabytes of all gradients of the toy.
 first_line = line(
     13.2,
     "3,297,792 · 4 bytes are 13.2 MB. Soon you see how often they travel.",

@@ -1,4 +1,4 @@
-"""Functions for the cells of drop 02's notebook; its exercises use some of them."""
+"""Functions for the cells of drop 02's notebook."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def answer(sent: float, options: Sequence[str]) -> tuple[str, str]:
     return next(fits, f"none of these: {sent:.2f}·S"), why
 
 
-# Checks the number that the reader writes first: examples of a rank.
+# Checks the number in the notebook's first code cell: examples of a rank.
 first_line = line(2, "Each rank has 2 of the 8, and all of the model.", "The ranks share the batch evenly.")

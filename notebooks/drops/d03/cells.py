@@ -1,4 +1,4 @@
-"""Functions for the cells of drop 03's notebook; its exercises use some of them."""
+"""Functions for the cells of drop 03's notebook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def one_and_four() -> dict[str, Step]:
 
 
 def gradients_match(world: World) -> list[bool]:
-    """Whether each rank's gradients of a tensor-parallel step are its slices of the twin's, in float64."""
+    """Whether each rank's gradients of a tensor-parallel step are its slices of one process's, in float64."""
 
     def compare():
         twin, model = (toy.ToyTransformer(hidden=64).double() for _ in range(2))
@@ -28,16 +28,16 @@ def gradients_match(world: World) -> list[bool]:
         for p in twin.parameters():
             p.data = p.grad  # `split_width` then cuts the gradients as it cuts weights
         pairs = zip(toy.split_width(twin).parameters(), model.parameters())
-        return all(torch.allclose(whole, mine.grad, rtol=1e-9, atol=1e-12) for whole, mine in pairs)
+        return all(torch.allclose(wanted, mine.grad, rtol=1e-9, atol=1e-12) for wanted, mine in pairs)
 
     return world.run(compare)
 
 
 def answer(forward: Traffic) -> tuple[str, str]:
-    """The arguments of `guess.reveal`: the all-reduces of the MLP, forward."""
+    """The arguments of `guess.reveal`: the number of all-reduces in the MLP's forward."""
     why = "The columns that a rank computed are the columns that its rows of down need."
     return str(forward.calls("all_reduce")), why
 
 
-# Checks the number that the reader writes first: columns of `up` on a rank.
+# Checks the number in the notebook's first code cell: columns of `up` on a rank.
 first_line = line(256, "A rank has all 256 rows of 256 columns.", "The ranks share the 1,024 columns evenly.")

@@ -18,7 +18,7 @@ def split_mlp(x, up, down, rank, world_size):
     x: (tokens, h), the same on every rank. up: (h, 4h), down: (4h, h), whole: take your part of them.
     Return the whole output on every rank. Its backward must give every rank the whole gradient of x.
     """
-    # x is whole everywhere, but each rank finds a part of its gradient only: this adds them in backward.
+    # Each rank has all of x, and computes one term of x's gradient: backward sums the terms of all ranks.
     x = toy.copy_to_tp(x)
     inside = F.gelu(x @ up.chunk(world_size, dim=1)[rank])
     # My columns of up are what my rows of down need. The sum over the ranks is the output.
@@ -116,7 +116,7 @@ cross_entropy = OnRanks(
     praise="The loss of the whole vocabulary, from three numbers a token and not all scores.",
     figures=lambda run, truth: [
         (
-            "numbers that a rank brings to collectives, a token",
+            "numbers in a rank's collectives, a token",
             *(f"{one.most('numbers') / (2 * WORDS):.0f}" for one in (run, truth)),
         )
     ],

@@ -1,4 +1,4 @@
-"""Functions for the cells of drop 04's notebook; its exercises use some of them."""
+"""Functions for the cells of drop 04's notebook."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from three_axes.paper import SCHEDULES, Schedule
 
 
 def step_by(schedule: Schedule, chunks: dict[int, torch.nn.Module], batch: tuple, **options) -> float | None:
-    """On a rank: run its part of a step by a schedule. options: of `toy.run_schedule`. Returns the loss on
-    the rank of the last stage, None on others.
+    """On a rank: run its part of a step by a schedule. chunks: stage -> its layers, for this rank's stages.
+    options: of `toy.run_schedule`. Returns the loss on the rank of the last stage, None on others.
     """
     tokens, targets = (whole.chunk(schedule.m) for whole in batch)
     ops = schedule.ops[dist.get_rank()]
@@ -60,7 +60,7 @@ def answer(timeline: Timeline, shares: dict[str, float]) -> tuple[str]:
     return (nearest if fits else f"none of these: {worked:.0%} of it",)
 
 
-# Checks the number that the reader writes first: numbers that cross a boundary forward.
+# Checks the number in the notebook's first code cell: numbers that cross a boundary forward.
 first_line = line(
     8 * 32 * 256,
     "8 · 32 · 256 numbers, whatever the layers hold. Each takes 4 bytes: 262 kB.",

@@ -31,7 +31,7 @@ def pipeline(stage, tokens, targets, empty, rank, world_size):
         loss = toy.loss_of(y, targets)
         loss.backward()
     else:
-        dist.send(y, rank + 1)  # the numbers: a message carries no graph
+        dist.send(y, rank + 1)  # y's numbers only: a message has no autograd graph
         dy = torch.empty_like(y)
         dist.recv(dy, rank + 1)
         y.backward(dy)

@@ -1,4 +1,4 @@
-"""Functions for the cells of drop 05's notebook; its exercises use some of them."""
+"""Functions for the cells of drop 05's notebook, and constants that its exercises use too."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def answer(after: Timeline, buckets: Timeline, alone: Timeline) -> tuple[str, st
     return shows, BUSY if shows == "all of it" else why
 
 
-# Checks the number that the reader writes first: milliseconds in which the gradients pass.
+# Checks the number in the notebook's first code cell: milliseconds in which the gradients pass.
 first_line = line(
     113,
     "1.41 MB / 12.5 MB a second are 113 ms.",

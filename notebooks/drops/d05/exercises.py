@@ -34,7 +34,7 @@ def overlap(model, world_size):
         for work, p in under_way:
             work.wait()
             p.grad /= world_size
-        # The list is of one step.
+        # The next step begins with an empty list.
         under_way.clear()
 
     for p in model.parameters():

@@ -1,4 +1,4 @@
-"""Functions for the cells of drop 06's notebook; its exercises use some of them."""
+"""Functions for the cells of drop 06's notebook."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def llama_block() -> toy.Block:
 
 
 def usual_plan() -> dict:
-    """The plan of PyTorch's tutorials for such a block: each matrix by itself, by columns, then by rows."""
+    """The plan of PyTorch's tutorials for `llama_block`: each matrix by itself, by columns, then by rows."""
     plan = tensor_plan.usual_plan(llama_block())
     return {name: plan[name] for name in MATRICES}
 
@@ -178,7 +178,7 @@ def answer(near: Timeline, far: Timeline) -> tuple[str, str]:
     return (option, why) if option else (f"none of these: {times:.1f} times as long", BUSY)
 
 
-# Checks the number that the reader writes first: all-reduces of a step of the toy under tensor parallelism.
+# Checks the number in the notebook's first code cell: all-reduces in a step of the toy under TP.
 first_line = line(
     16,
     "4 layers, 4 all-reduces each. In each of them the ranks wait.",

@@ -18,11 +18,11 @@ def sequence_mlp(x, up, down, rank, world_size):
     """gelu(x @ up) @ down for this rank's tokens, with tensor and sequence parallelism.
 
     x: (b, s/t, h), this rank's tokens. up: (h, 4h/t) and down: (4h/t, h), this rank's parts. Return (b, s/t,
-    h). toy.conjugate(forward, backward) makes an autograd function of two plain ones, each called with (x,
-    group), such as toy.gather_tokens (b, s/t, h) -> (b, s, h), and toy.sum_tokens, which adds the ranks' (b,
-    s, h) and keeps (b, s/t, h).
+    h). toy.conjugate(forward, backward) makes an autograd function of two plain functions of (x, group).
+    Two of these are toy.gather_tokens, (b, s/t, h) -> (b, s, h), and toy.sum_tokens, which adds the ranks'
+    (b, s, h), and keeps this rank's tokens, (b, s/t, h).
     """
-    # What gathers forward must, backward, sum and keep its own tokens; and the other way round.
+    # The backward of a gather is a sum of which each rank keeps its own tokens; and the other way round.
     gather = toy.conjugate(toy.gather_tokens, toy.sum_tokens)
     scatter = toy.conjugate(toy.sum_tokens, toy.gather_tokens)
     return scatter(F.gelu(gather(x) @ up) @ down)
@@ -40,7 +40,7 @@ def _numbers() -> list[torch.Tensor]:
 
 
 def _parts(rank: int, t: int) -> list[tuple]:
-    warnings.filterwarnings("ignore", "c10d::.*autograd kernel")  # the exercise's mistakes explain it
+    warnings.filterwarnings("ignore", "c10d::.*autograd kernel")  # the verdict explains it better
     x, up, down, _ = _numbers()
     return [(toy.my_tokens(x).requires_grad_(), up.chunk(t, 1)[rank], down.chunk(t, 0)[rank], rank, t)]
 

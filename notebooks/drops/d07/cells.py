@@ -15,7 +15,7 @@ from helpers.ranks import World, current, memory
 from three_axes.count import Timeline, Traffic, clock
 from three_axes.paper import SCHEDULES, Schedule, simulate, simulation
 
-# Seconds of the forward of a `toy.StandIn`, a stage that only takes time; its backward takes two of them.
+# Seconds of a forward in a `toy.StandIn`, a stage that only takes time; each half of backward takes as long.
 UNIT = 0.030
 
 
@@ -90,7 +90,7 @@ def answer(gpipe: simulation.Timeline, f1b1: simulation.Timeline) -> tuple[str, 
     return smaller, why, "Computed"
 
 
-# Checks the number that the reader writes first: the share of time in which each of four stages works.
+# Checks the number in the notebook's first code cell: the share of time in which each of four stages works.
 first_line = line(
     0.25, "One of four works at a time: 1/p.", "One batch is in one stage at a time, and there are p."
 )

@@ -32,7 +32,7 @@ def in_words(sizes: dict[str, int]) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in sizes.items()) + ", outermost first,"
 
 
-# Emulated: two nodes of four, with ports out of a node that are 20 times slower than links inside.
+# Emulated: a rank sends 20 MB/s inside its node, and 1 MB/s out of it.
 NODES = networks.nodes("two nodes of four", 4, 20e6, 1e6)
 
 
@@ -143,7 +143,7 @@ def answer(inside: float, outside: float) -> tuple[str, str]:
     return (option, why) if option else (f"none of these: {times:.1f} times as long", BUSY)
 
 
-# Checks the number that the reader writes first: DP, where the GPUs and the other two sizes are given.
+# Checks the number in the notebook's first code cell: DP, where the GPUs and the other two sizes are given.
 first_line = line(
     4,
     "8 · 4 · 4 = 128: the three sizes multiply to the number of GPUs.",

@@ -22,7 +22,7 @@ def groups(rank, sizes):
     sizes: axis -> size from the outermost axis to the innermost, such as {"pp": 2, "dp": 2, "tp": 2}. Return
     a list of ranks for each axis, {"pp": [...], "dp": [...], "tp": [...]}.
     """
-    # From the innermost axis outwards: neighbours along an axis are as far apart as all inner sizes' product.
+    # From the innermost axis outwards: the stride of an axis is the product of all inner sizes.
     ranks, stride = {}, 1
     for axis, size in reversed(sizes.items()):
         first = rank - rank // stride % size * stride

@@ -22,7 +22,7 @@ def bytes_per_gpu(stages, d, t, zero):
     stages: the number of parameters of each pipeline stage. d, t: sizes of data and tensor parallelism; t
     cuts every parameter. zero: 0 to 3. Half-precision weights and gradients; float32 master copy, m and v.
     """
-    # The fullest stage decides. ZeRO cuts one more of the three over d at each stage.
+    # The fullest pipeline stage decides. Each stage of ZeRO divides one more of the three by d.
     n = max(stages) / t
     return (
         2 * n / (d if zero >= 3 else 1),

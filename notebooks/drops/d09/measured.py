@@ -236,7 +236,7 @@ def answer(held: dict[str, list[dict[str, int]]]) -> tuple[str, str]:
     return f"{a_parameter:.0f} bytes", why
 
 
-# Checks the number that the reader writes first: gigabytes of a 13B's weights in float32.
+# Checks the number in the notebook's first code cell: gigabytes of a 13B's weights in float32.
 first_line = line(
     52,
     "13·10⁹ · 4 bytes are 52 GB. A GPU has 80, and the weights are not alone.",

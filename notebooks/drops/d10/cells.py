@@ -1,4 +1,4 @@
-"""Functions for the cells of drop 10's notebook; its exercises use some of them."""
+"""Functions for the cells of drop 10's notebook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
-from torch.autograd.graph import saved_tensors_hooks as offloaded
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from drops.d10.runs import HIDDEN, LONG, RANKS, USUAL, out_of_memory
@@ -32,7 +32,7 @@ REMEDIES = (
     "TP + SP",
     "offload",
 )
-LADDER_BUDGET = 8e6  # bytes of each rank
+LADDER_BUDGET = 8e6  # bytes that a rank may hold while a remedy is tried
 
 
 class _Outside:
@@ -86,7 +86,7 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
         forwards.clear()
         outside = _Outside()
         for x, y in zip(*(t.chunk(microbatches) for t in mine)):
-            with offloaded(outside.pack, outside.unpack) if remedy == "offload" else nullcontext():
+            with saved_tensors_hooks(outside.pack, outside.unpack) if remedy == "offload" else nullcontext():
                 loss = toy.loss_of(model(x), y) / microbatches
             loss.backward()
             del loss
@@ -278,7 +278,7 @@ def answer(tried: dict[str, dict], options: Sequence[str]) -> tuple[str, str]:
     return option, WHY
 
 
-# Checks the number that the reader writes first: gigabytes that the GPU lacks at step 4,000.
+# Checks the number in the notebook's first code cell: gigabytes that the GPU lacks at step 4,000.
 first_line = line(
     117 - 85.9,
     "31.1 GB are missing. Which part of the memory asked for them?",

@@ -20,7 +20,7 @@ def diagnose(tokens, peaks):
     tokens[step]: the longest sequence of that step. peaks[step][rank]: the most bytes that the rank held in
     it; the last step failed.
     """
-    # Ranks first: only a gather fills one of them. Then the batch, then time: Adam's states come at once.
+    # Ranks first: only a gather fills one of them. Then tokens. Then time: Adam's states come early.
     last = peaks[-1]
     if max(last) > 1.1 * min(last):
         return "gather on rank 0"
@@ -31,7 +31,7 @@ def diagnose(tokens, peaks):
     return "leak"
 
 
-RECORDED = {1: "long batch", 2: "gather on rank 0", 3: "optimizer state", 4: "leak"}
+RECORDED = {1: "long batch", 2: "gather on rank 0", 3: "optimizer state", 4: "leak"}  # incident: cause
 SIGNATURES = {
     "optimizer state": "All ranks rise together between the first step and the second, and there is no third."
     " Adam makes its state in the first optimizer step.",

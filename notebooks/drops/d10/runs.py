@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from helpers.train import Trainer
 
 CAUSES = ("optimizer state", "leak", "long batch", "gather on rank 0")
-HIDDEN, RANKS, USUAL, LONG = 64, 4, 32, 160  # of the incidents; USUAL, LONG: tokens of a sequence
+HIDDEN, RANKS, USUAL, LONG = 64, 4, 32, 160  # of these runs; USUAL, LONG: tokens of a sequence
 BUDGET = 6.5e6  # bytes for each rank
 
 

@@ -1,4 +1,4 @@
-"""Functions for the cells of drop 11's notebook; its exercises use some of them."""
+"""Functions for the cells of drop 11's notebook."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GROWN = {  # a 70B with 256 sequences of 4,096 tokens in a step
 
 
 def grown() -> Table:
-    """Llama-3-70B on 64 A100s, and in four ways on 128, by the planner, with two of its terms."""
+    """Llama-3-70B on 64 A100s and in four ways on 128, by the planner: speed, waits for TP, and bubble."""
     rows = []
     for name, layout in GROWN.items():
         e = estimate(Job(find_model("llama-3-70b"), CLUSTERS["dgx-a100"], 256, 4096), layout)
@@ -171,7 +171,7 @@ def answer(lost: dict[str, float]) -> tuple[str, str]:
     return options.get(most, f"none of these: most is {most}"), why
 
 
-# Checks the number that the reader writes first: per cent of its speed that a GPU lost.
+# Checks the number in the notebook's first code cell: per cent of its speed that a GPU lost.
 first_line = line(
     40,
     "12.5 sequences a second were 7.5 afterwards: 40 % less, on a cluster that is faster as a whole.",

@@ -19,9 +19,9 @@ from three_axes.table import Table
 
 AXES = ("tp", "pp", "dp")
 
-# Emulated: nodes of four, with slow ports out of a node. Compute is emulated too.
+# Emulated: a rank sends 20 MB/s inside its node, and 2.5 MB/s out of it. Compute is emulated too.
 NODES = networks.nodes("nodes of four", 4, 20e6, 2.5e6, 1e-3)
-WORK = 0.040  # seconds of one block's forward for one sequence on one device; backward takes two of them
+WORK = 0.040  # seconds of one block's forward for one sequence on one device; backward takes twice that
 BATCH, TOKENS = 8, 64
 SIZES = dict(hidden=64, heads=8, seq_len=TOKENS)
 

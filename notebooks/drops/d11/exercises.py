@@ -16,10 +16,10 @@ def causes(before, after):
 
     before, after: {"ranks": n, "batch": sequences in a step, "parts": {"compute": seconds, "tp": ..., "pp":
     ..., "dp": ..., "rest": ...}}. Perfect scaling would make each part batch/ranks times what it was; what is
-    beyond that is lost. A part that is shorter than that has gained: its share is negative. What compute lost
-    is no part of it.
+    beyond that is lost. A part that is shorter than that has gained: its share is negative. The loss of
+    compute is left out.
     """
-    # What each part would take under perfect scaling; the rest is lost.
+    # Perfect scaling multiplies the seconds of each part by `ratio`.
     ratio = (after["batch"] / after["ranks"]) / (before["batch"] / before["ranks"])
     beyond = {
         axis: after["parts"][axis] - ratio * before["parts"][axis] for axis in ("tp", "pp", "dp", "rest")

@@ -1,4 +1,4 @@
-"""Functions for the cells of drop 12's notebook; its exercises use some of them."""
+"""Functions for the cells of drop 12's notebook, and constants that its exercises use too."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def remedies() -> Table:
     rows = []
     for name, (schedule, work, messages, price) in REMEDIES.items():
         line = paper(schedule, work)
-        whole = f"{line.held * (0.5 if '26' in name else 1):.1f}"
+        whole = f"{line.held * (0.5 if '26' in name else 1):.1f}"  # with m = 26 each is half as large
         rows.append([name, f"{line.makespan:.1f}", f"{line.bubble:.1%}", whole, str(messages), price])
     columns = ["remedy", "units", "bubble", "microbatches held", "messages", "the price"]
     return Table(columns, rows, title=f"p = {P}, m = {M}: (p−1)/(m+p−1) = 7/20")
@@ -127,7 +127,7 @@ def answer() -> tuple[str, str, str]:
     return fit[0] if fit else "none", why, "Computed"
 
 
-# Checks the number that the reader writes first: the bubble with twice the microbatches.
+# Checks the number in the notebook's first code cell: the bubble with twice the microbatches.
 first_line = line(
     7 / 33, "7/33 is 21 %. But here m is fixed.", "(p − 1)/(m + p − 1), as a share between 0 and 1."
 )

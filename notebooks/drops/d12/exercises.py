@@ -38,7 +38,7 @@ def choose():
     """(schedule, m, v) for eight stages: a bubble below 15 %, at most 10 microbatches held, no more messages
     than 1F1B. m is 16.
     """
-    # It fills the gaps with W: no second chunk, so no more messages than 1F1B.
+    # ZB-H1 fills the gaps with W. A rank has one chunk, so there are no more messages than under 1F1B.
     return "ZB-H1", 16, 1
 
 

@@ -1,4 +1,4 @@
-"""Drop 13: the planner in the reader's hands, a rule of thumb held against it, and four quick cases."""
+"""Drop 13: the planner, a rule of thumb compared with it, a cost model of one's own, and quick cases."""
 
 from .cells import *
 from .exercises import *

@@ -1,4 +1,4 @@
-"""Functions for the cells of drop 13's notebook; its exercises use some of them."""
+"""Functions for the cells of drop 13's notebook."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def the_plan() -> Plan:
 
 
 def first_line(*, d: object, t: object, p: object) -> Answer:
-    """Check the numbers that the reader writes first: whether this (DP, TP, PP) is possible on 32 GPUs."""
+    """Check the sizes in the notebook's first code cell: whether (DP, TP, PP) is possible on 32 GPUs."""
     sizes = d, t, p
     if ... in sizes:
         return Answer("not started", "Write three numbers in place of the dots, and run this cell again.")

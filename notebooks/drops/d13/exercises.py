@@ -1,4 +1,4 @@
-"""Drop 13: the planner in the reader's hands, a rule of thumb held against it, and four quick cases."""
+"""Drop 13's exercises: a cost model of one's own, and four quick cases."""
 
 from __future__ import annotations
 

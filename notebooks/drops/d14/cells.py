@@ -1,4 +1,4 @@
-"""Functions for the cells of drop 14's notebook; its exercises use some of them."""
+"""Functions for the cells of drop 14's notebook."""
 
 from __future__ import annotations
 
