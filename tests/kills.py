@@ -99,7 +99,7 @@ def last_step(run: Path) -> int:
 def disturb(run: Path, kill: Kill, chance: random.Random, precision: str) -> None:
     """Start a run, kill it, and check that it ends and has lost nothing. Raises AssertionError."""
     machines = 2 if kill.layout in LAYOUTS[2] else 1
-    began, saved = last_step(run), checkpoints(run)
+    saved = checkpoints(run)
     began = int(saved[-1].name[5:]) if saved else 0  # the step from which it continues
     launchers = start(run, kill.layout, machines, precision)
     everybody: dict[int, psutil.Process] = {p.pid: psutil.Process(p.pid) for p in launchers}

@@ -63,7 +63,7 @@ def timeline(
         for name, t in panels.items()
     ]
     units = [t.unit for t in panels.values()]
-    # Inches under a panel, for its axis. Of neighbouring panels with one unit only the lowest has its name.
+    # Inches under a panel, for its axis. Of neighbours in the same unit only the lowest names it.
     under = [0.35 if unit == after else 0.52 for unit, after in zip(units, [*units[1:], ""])]
     over, foot = 0.36, 0.26  # for a panel's title, and for the legend
     beside = sum(under) + over * len(rows) + foot
@@ -160,7 +160,7 @@ def panel(ax, t, strip: bool, longest: float, most: float, path: set) -> None:
         if t.unit == "s"
         else t.unit,
     )
-    if t.unit != "s":  # for a time in units, write the number at the end
+    if t.unit != "s":  # in other units, write the axis's last number too
         ticks = [at for at in ax.get_xticks() if 0 <= at <= 0.96 * longest] + [longest]
         ax.set_xticks(ticks, [f"{at:g}" for at in ticks])
     ax.tick_params(axis="y", length=0)
@@ -245,7 +245,7 @@ def _strip(ax, t, rank: int, top: float, height: float, scale: float, most: floa
     """What the rank holds, as steps that grow upwards from the strip's floor."""
     floor, tall = top + height - 0.06, height - 0.12
     steps = t.levels[rank]
-    ends = scale * min(longest, getattr(t, "until", longest))  # a growing timeline ends at `until`
+    ends = scale * min(longest, getattr(t, "until", longest))  # explore.orders draws up to `until`
     times = [scale * at for at, _ in steps] + [ends]
     heights = [floor - tall * size / most for _, size in steps]
     ax.fill_between(
@@ -260,7 +260,7 @@ def _strip(ax, t, rank: int, top: float, height: float, scale: float, most: floa
 
 
 def _amount(t, held: float) -> str:
-    """Bytes, or the number of microbatches that so many chunks make up."""
+    """A held amount as text: bytes or, if it counts chunks, microbatches."""
     return human(held) if t.level_unit == "B" else f"{held / t.schedule.v:.3g}"
 
 

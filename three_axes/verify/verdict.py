@@ -16,7 +16,7 @@ EXACT = 1e-9  # allowed in float64; differences from another order of summation 
 @dataclass(frozen=True)
 class Found:
     """A difference. step: 1, 2, …; 0 before the first; None if it belongs to no step. what: 'loss',
-    'gradients' and so on. names: of parameters, buffers or modules. off: the relative difference.
+    'gradients' and so on. names: of parameters, buffers or modules. off: relative; 1 for dropouts.
     """
 
     step: int | None
@@ -28,7 +28,7 @@ class Found:
 
 @dataclass
 class Verdict:
-    """The result for one layout. cells: column -> the cell in the layout's row of the table. found: the
+    """The result for one layout. cells: what was compared -> 'equal', or how far off. found: the
     differences, in the order in which a step computes. exact: whether everything was computed in float64.
     least: a smaller relative difference may be rounding.
     """
@@ -45,7 +45,7 @@ class Verdict:
         return not self.found
 
     def add(self, found: Iterable[Found], column: str) -> bool:
-        """Add findings, and the cell of this column of the table. Returns whether there were any findings."""
+        """Add findings, and how far off this column is. Returns whether there were any findings."""
         found = list(found)
         self.found += found
         off = max((each.off for each in found), default=0.0)
@@ -56,8 +56,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rows:
-    """The twin's gradients of each part of the batch, in order: a part of its rows, or of each row's tokens.
-    each: rows, or tokens, of a part. refused: why the parts could not be tried, for the reader; otherwise ''.
+    """The twin's gradients of each part of the batch, in the batch's order. A part is some of its rows, or
+    some tokens of each row. each: how many. refused: a text on why they could not be computed; or ''.
     """
 
     gradients: Sequence[Tensors]
@@ -69,9 +69,9 @@ class Rows:
 class Twin:
     """The whole model on one device.
 
-    steps: its recorded steps. again: the same steps in a second run, in float64; if the ranks use a coarser
-    type, from weights that are rounded to it. If an operation has no float64, the second run has the same
-    type, and weights moved by one unit in the last place. The difference of the two runs is the spread. own:
+    steps: its recorded steps. again: the same steps in a second run, in float64, from weights rounded to the
+    ranks' type if that is coarser. If an operation has no float64, the second run has the type of the first,
+    and weights moved by one unit in the last place. The difference of the two runs is the spread. own:
     the weights that `build` gave the model. aliases: name -> other names of the same tensor. parts(what): the
     gradients of parts of the batch. what: 'rows'; 'unmasked', rows with a mask that leaves nothing out; or
     'tokens', some of each row's tokens, with the others not scored.

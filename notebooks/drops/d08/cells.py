@@ -51,7 +51,7 @@ def expected_bytes(
 def by_axis(traffic: Traffic, sizes: dict[str, int], predicted: dict[str, float], rank: int = 0) -> Table:
     """Bytes that `rank` sent along each axis, in three ways: predicted, counted, on the wire.
 
-    Two ranks share one axis at most, so the receiver of a byte determines its axis.
+    Two ranks share a group of at most one axis, so a byte's receiver determines its axis.
     """
     rows, place = [], Placement(sizes)
     for axis in reversed(sizes):
@@ -65,8 +65,8 @@ def by_axis(traffic: Traffic, sizes: dict[str, int], predicted: dict[str, float]
 
 
 def one_step(world: World, sizes: dict[str, int]) -> Step:
-    """A step of the toy on the grid, in two microbatches: the bytes that ranks sent, and those that each
-    keeps.
+    """A step of the toy on the grid, in two microbatches: the bytes that each rank sent, and the bytes
+    in its memory.
     """
 
     def run():
@@ -143,7 +143,7 @@ def answer(inside: float, outside: float) -> tuple[str, str]:
     return (option, why) if option else (f"none of these: {times:.1f} times as long", BUSY)
 
 
-# Checks the number in the notebook's first code cell: DP, where the GPUs and the other two sizes are given.
+# Checks the number in the notebook's first code cell: DP, from the GPUs, TP and PP.
 first_line = line(
     4,
     "8 · 4 · 4 = 128: the three sizes multiply to the number of GPUs.",
