@@ -59,7 +59,7 @@ def repeated(run: Run, _) -> str:
 
 
 def lacking(run: Run, _) -> str:
-    """The text of `where_it_parts` if no rank was added more than once, so that some are missing; else ''."""
+    """The text of `where_it_parts` if each chunk holds some ranks, none twice; else ''."""
     times = _times(run, 0)
     return where_it_parts(run) if times and all(max(one) == 1 for one in times) else ""
 
@@ -79,11 +79,11 @@ def _times(run: Run, mark: int) -> list[list[int]]:
     if not all(0 <= x < BASE**n and x == int(x) for x in chunks):
         return []
     times = [[int(x) // BASE**i % BASE for i in range(n)] for x in chunks]
-    return times if all(sum(one) <= 2 * n for one in times) else []  # with more, other numbers were added
+    return times if all(sum(one) <= 2 * n for one in times) else []  # with more: not counted
 
 
 def where_it_parts(run: Run, _=None) -> str:
-    """A text on the first chunk that is not the sum, in the two cases of `marked`; '' if there is none."""
+    """A text on the first chunk, in either tensor of `marked`, that is not the sum; '' if there is none."""
     if run.error:
         return ""
     n = run.n
@@ -111,7 +111,7 @@ def _chunks(x: torch.Tensor, n: int):
 
 
 def _number(chunk: torch.Tensor) -> float:
-    """The number of which a chunk is full, without digit 0; nan if its numbers differ."""
+    """The number of which a chunk is full, divided by BASE; nan if its numbers differ."""
     same = chunk.numel() and bool((chunk == chunk.flatten()[0]).all())
     return float(chunk.flatten()[0]) / BASE if same else float("nan")
 
@@ -119,7 +119,7 @@ def _number(chunk: torch.Tensor) -> float:
 def _made_of(number: float, n: int, mark: int) -> str:
     """What was added up to this number, such as 'rank 0 once, rank 3 twice'."""
     if not 0 <= number < BASE**n or number != int(number):
-        return "different kinds, or no whole parts"
+        return "unequal or unexpected numbers"
     times = {i: int(number) // BASE**i % BASE for i in range(n)}
     words = {1: "once", 2: "twice"}
     parts = [f"{MARKS[mark]} {i} {words.get(k, f'{k} times')}" for i, k in times.items() if k]

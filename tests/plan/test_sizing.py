@@ -66,7 +66,7 @@ def test_without_a_model_an_estimate_is_of_a_schedule(output_of):
 
 
 def options_of(command: str) -> set[str]:
-    """The names of all options of a parser and of its commands."""
+    """The names of all options of a command and of its subcommands."""
     top = parser(command)
     found, waiting = set(), [action.choices[command] for action in top._subparsers._group_actions]
     while waiting:
@@ -114,7 +114,7 @@ def test_a_terminal_without_bars_or_with_a_closed_pipe():
 @pytest.mark.parametrize(
     "given, batch",
     [
-        ("--batch 4M --seq 8192", 512),  # powers of 1024: 4,000,000 would leave a part
+        ("--batch 4M --seq 8192", 512),  # 4·1024²: 8,192 does not divide 4,000,000
         ("--batch 4m --seq 4000", 1000),
         ("--batch 256k --seq 4096", 64),
         ("--batch 64", 64),
@@ -225,7 +225,7 @@ def test_the_json_of_each_command_is_as_the_manual_says(command, output_of):
 
 
 def test_a_plan_names_the_cheapest_gpus_and_changed_defaults(output_of):
-    """The output also says if one GPU is enough."""
+    """The output also says if one GPU would be as fast."""
     out = output_of(f"{PLAN} --batch 64 --train-tokens 1T".replace("--gpus 8", "--gpus 64"))
     fewest, least, hours = re.search(
         r"fewest that fit, by halves, are (\d+) GPUs. Cheapest are (\d+): ([\d,]+) GPU-hours", out
@@ -241,7 +241,7 @@ def test_a_plan_names_the_cheapest_gpus_and_changed_defaults(output_of):
 
 
 def test_a_plan_imports_what_it_needs():
-    """`plan` must not import PyTorch or modules of other commands: start-up is half of its time."""
+    """`plan` must not import PyTorch or modules that this run does not use: start-up is half of its time."""
     code = f"import sys; from three_axes.__main__ import main; main({PLAN.split()!r}); print(*sys.modules)"
     how = dict(capture_output=True, text=True, cwd=ROOT, timeout=300)
     modules = set(subprocess.run([sys.executable, "-c", code], **how).stdout.split())

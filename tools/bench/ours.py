@@ -118,13 +118,16 @@ def cost_of_looking(pairs: int = 20) -> None:
     polled.
     """
     soon, never, took = polls.FIRST, math.inf, []
-    with World(4, timeout=900) as world:
-        for i in range(pairs):
-            of_call = {}
-            for first in (soon, never) if i % 2 else (never, soon):
-                polls.FIRST = first
-                of_call[first] = world.run(one_long_call)
-            took.append((of_call[never], of_call[soon]))
+    try:
+        with World(4, timeout=900) as world:
+            for i in range(pairs):
+                of_call = {}
+                for first in (soon, never) if i % 2 else (never, soon):
+                    polls.FIRST = first
+                    of_call[first] = world.run(one_long_call)
+                took.append((of_call[never], of_call[soon]))
+    finally:
+        polls.FIRST = soon
     of_ranks = [[(alone[r], polled[r]) for alone, polled in took] for r in range(4)]
     rows = [
         [str(rank), f"{median(alone for alone, _ in turns):.2f} s", paired(turns)]
@@ -203,7 +206,7 @@ def cost_of_verify(times: int = 5) -> None:
 
 
 def prepare(scheme: str) -> None:
-    """Set `builtins.step` on a rank for the functions below, and run it until its buffers exist."""
+    """Set `builtins.step` on a rank for the functions below, and run it three times, to warm up."""
     builtins.step = step_of(scheme)
     for _ in range(3):
         builtins.step()
