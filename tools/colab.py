@@ -24,7 +24,7 @@ from .lab import blank
 
 UNNAMED = "OWNER/three-axes"  # until `make colab` is given the repository's name
 
-# The first cell of a notebook is FIRST, then SETUP. SETUP finds the course, or downloads it.
+# The first code cell is FIRST + SETUP + HERE. SETUP finds the course, or downloads it.
 FIRST = """#@title Run this cell and the next one first; after a restart of the kernel, the %%ranks cells too
 # It takes some seconds: PyTorch is imported. Where the course is not installed, it is found or fetched.
 """
@@ -127,10 +127,11 @@ def stamp(notebook: dict, name: str, repo: str = UNNAMED) -> dict:
 
 
 def linked(readme: str, repo: str) -> str:
-    """The README, with `repo` in its command to clone and in its paragraph on Colab. A second call with the
+    """The README, with `repo` in its commands to clone it and in its paragraph on Colab. A second call with the
     same `repo` changes nothing.
     """
-    readme = re.sub(r"(git clone https://github\.com/)[\w.-]+/[\w.-]+", rf"\g<1>{repo}", readme)
+    clone = rf"\g<1>{repo}\g<2>{repo.rpartition('/')[2]}"
+    readme = re.sub(r"(git clone https://github\.com/)[\w.-]+/[\w.-]+( && cd )[\w.-]+", clone, readme)
     first = f"{AT}/github/{repo}/blob/main/colab/{notebooks()[0].name}"
     paragraph = (
         f"**Colab.** [Open drop 01]({first}), or another of the folder `colab`. The first cell fetches the"

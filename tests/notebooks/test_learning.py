@@ -550,7 +550,7 @@ def test_what_colab_opens_has_no_outputs(tmp_path, monkeypatch):
         assert any(c.get("outputs") for c in stored.cells)
     readme = (tmp_path / "README.md").read_text()
     assert readme.count("**Colab.**") == readme.count("owner/name/blob/main/colab/01_") == 1
-    assert readme.count("git clone https://github.com/owner/name && ") == 1
+    assert readme.count("git clone https://github.com/owner/name && cd name\n") == 1
     assert 'Source = "https://github.com/owner/name"' in (tmp_path / "pyproject.toml").read_text()
     assert "repository-code: https://github.com/owner/name\n" in (tmp_path / "CITATION.cff").read_text()
 

@@ -136,7 +136,7 @@ def test_schedules_that_split_backward_are_refused_in_a_sentence(layout, sentenc
         (lambda: Job(LLAMA3, global_batch=0), "global_batch must be a whole number of at least 1, not 0"),
         (lambda: Job(LLAMA3, seq_len=10**22), "seq_len must be at most 1,000,000,000; a number of 23 digits"),
         (lambda: plan(JOB, gpus=2.0), "gpus must be a whole number"),
-        (lambda: plan(JOB, gpus=64, tp=5), "tp 5 cannot be on 64 GPUs: dp·tp·pp must be 64"),
+        (lambda: plan(JOB, gpus=64, tp=5), "tp 5 cannot be on 64 GPUs: the sizes must multiply to 64"),
         (lambda: TEXTBOOK.but(recomputes=("all",)), "recomputes are some of none, selective"),
         (lambda: TEXTBOOK.but(schedules=("ZB",)), "schedules are some of GPipe, 1F1B, interleaved"),
         (lambda: TEXTBOOK.but(zeros=()), "none is given"),

@@ -80,8 +80,8 @@ def all_rows(
     job: Job, gpus: int, only: dict[str, int], kinds: dict[tuple, str]
 ) -> tuple[np.ndarray, dict[Axes, str]]:
     """(a row for each layout, without schedule and recompute policy; sizes -> why they are impossible). only:
-    fixed sizes. kinds: for sizes that are checked already, why they are impossible for every batch and
-    length, or ""; this function adds the others.
+    fixed sizes. kinds: (sizes, shard) -> why they are impossible for every batch and length, or ""; new ones
+    are added.
     """
     framework, rows, impossible, asked = job.framework, [], {}, only.get("shard", 0)
     # Sizes, their shard, the ZeRO stages to try, and the largest microbatch.
@@ -106,8 +106,9 @@ def all_rows(
     spread = {p: _chunks(job.model, framework, p) for p in {axes.pp for axes, *_ in possible}}
     for axes, shard, zeros, most in possible:
         share, chunks = job.global_batch // axes.dp, spread[axes.pp]
-        # Choices that make no difference are tried once.
-        different = zeros if axes.dp * axes.cp > 1 else zeros[:1]
+        # Choices that make no difference are tried once. Ranks along tp too may hold copies of an expert.
+        copies = axes.dp * axes.cp * (axes.tp if job.model.experts else 1)
+        different = zeros if copies > 1 else zeros[:1]
         splits = (True, False) if axes.tp > 1 and not job.model.experts else (True,)
         rows += [
             (*axes, b, v, zero, shard, 0, 0, sp, 0.0, 0.0)
@@ -119,7 +120,7 @@ def all_rows(
         ]
     if not rows and not impossible:
         given = ", ".join(f"{axis} {size}" for axis, size in only.items())
-        raise ValueError(f"{given} cannot be on {gpus} GPUs: dp·tp·pp must be {gpus}")
+        raise ValueError(f"{given} cannot be on {gpus} GPUs: the sizes must multiply to {gpus}")
     return np.array(rows, _ROW), impossible
 
 
@@ -155,7 +156,7 @@ def _all_axes(job: Job, gpus: int, only: dict[str, int]) -> Iterator[Axes]:
 
 
 def passed_over(job: Job, gpus: int, only: dict[str, int]) -> Iterator[tuple[str, int]]:
-    """("cp", size) for each size up to 8 that is possible and was not tried, smallest first."""
+    """("cp", size) for each of 2, 4, 8 that divides GPUs and half the sequence, and was not tried."""
     if only.get("cp", 1) == 1:
         for c in (2, 4, 8):
             tried = "cp" not in only and c * LEAST_TOKENS <= job.seq_len

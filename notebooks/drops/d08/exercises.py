@@ -48,7 +48,7 @@ def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
     for axis, size in sizes.items():
         for rank, g in enumerate(mine):
             if len(g[axis]) != size:
-                return "groups of another size", f"{says(rank, axis)} It holds {size}."
+                return "groups of another size", f"{says(rank, axis)} It needs {size} ranks."
     for rank, g in enumerate(mine):
         if any(b - a != 1 for a, b in itertools.pairwise(g["tp"])):
             return "TP's ranks are no neighbours", says(rank, "tp")
@@ -59,9 +59,7 @@ def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
                 return "groups that do not partition the ranks", says(rank, axis)
     rank = off[0] - first
     axis = next(axis for axis in sizes if mine[rank][axis] != wanted[rank][axis])
-    stranger = next((r for r in mine[rank][axis] if r not in wanted[rank][axis]), None)
-    if stranger is None:
-        return "other groups", f"{says(rank, axis)} A rank is missing."
+    stranger = next(r for r in mine[rank][axis] if r not in wanted[rank][axis])
     both = (Placement(sizes).coordinates(r) for r in (rank, stranger))
     at = " and ".join(", ".join(f"{name} {place}" for name, place in one.items()) for one in both)
     return "other groups", f"{says(rank, axis)} Ranks {rank} and {stranger} stand at {at}."
@@ -120,7 +118,7 @@ members = Asked(
 def crossing(sizes, node):
     """Which axes have groups that leave a node of `node` ranks: a list of names out of `sizes`.
 
-    sizes: the outermost axis first, the innermost last. The sizes divide the node, or the node them.
+    sizes: the outermost axis first, the innermost last. All sizes and `node` are powers of two.
     """
     # A group spans its own size times all sizes inside it.
     axes, span = [], 1
@@ -156,8 +154,8 @@ def _first_off(run: Run, truth: Run) -> list[tuple[str, str, str]]:
 
 
 def _same(run: Run, _) -> bool:
-    """Whether the answers name some axes wherever they have more than one rank, and the others nowhere. An
-    axis is taken by its name, or by its place in `sizes`.
+    """Whether each axis is named always, or never, where it has more than one rank. An axis is taken by its
+    name, or by its place in `sizes`.
     """
     if run.error or not any(run.values):
         return False
