@@ -127,8 +127,8 @@ def stamp(notebook: dict, name: str, repo: str = UNNAMED) -> dict:
 
 
 def linked(readme: str, repo: str) -> str:
-    """The README, with `repo` in its commands to clone it and in its paragraph on Colab. A second call with the
-    same `repo` changes nothing.
+    """The README, with `repo` in its commands to clone it and in its paragraph on Colab. A second call with
+    the same `repo` changes nothing.
     """
     clone = rf"\g<1>{repo}\g<2>{repo.rpartition('/')[2]}"
     readme = re.sub(r"(git clone https://github\.com/)[\w.-]+/[\w.-]+( && cd )[\w.-]+", clone, readme)
