@@ -113,8 +113,8 @@ class Defence:
         if not any(far for _, far in traffic.values()):
             sentence = f"Nothing. {sentence}"
         if "dp" in traffic:
-            shown = f"{self.estimate.time['data parallel']:.2f} s of {self.estimate.step_seconds:.2f} s"
-            sentence += f" Of the data parallel traffic {shown} shows; the rest runs under computation."
+            shown = f"{self.estimate.time['data parallel']:.2f} s of the {self.estimate.step_seconds:.2f} s"
+            sentence += f" Data parallelism takes {shown}; the rest of its traffic runs under computation."
         return sentence
 
     def bubble(self) -> str:
@@ -164,13 +164,14 @@ class Defence:
             return "No layout fits then."
         best, ahead = then.best, mine.step_seconds / then.best.seconds - 1
         if best.layout == mine.layout:
-            return "It is then still the fastest."
+            still = " still" * (self.of.best.layout == mine.layout)
+            return f"It is then{still} the fastest."
         if not mine.fits and not mine.tight:
             return (
                 f"It does not fit; the fastest that does is {best.layout}, with {best.seconds:.2f} s a step."
             )
         if ahead <= 0:
-            return f"It is then faster than {best.layout}, the fastest that fits."
+            return f"It is then as fast as {best.layout}, the planner's first, or faster."
         return f"Then the fastest is {best.layout}, {ahead:.1%} ahead of this one."
 
     @cached_property
@@ -205,7 +206,8 @@ class Defence:
             f" {'more' if costs > 0 else 'less'} than this layout's {self.estimate.step_seconds:.2f} s. It"
             f" {what}, and gathers {human(gathered)} of weights for each"
             f" microbatch, {where}; {them.time['data parallel']:.2f} s of data parallelism show. It needs"
-            f" {human(them.memory_bytes)} instead of {human(self.estimate.memory_bytes)}, and"
+            f" {human(them.memory_bytes)}{', which is tight,' * them.tight} instead of"
+            f" {human(self.estimate.memory_bytes)}, and"
             " leaves the model's code as it is."
         )
 
@@ -249,7 +251,7 @@ class Defence:
         """Write the page for the meeting, and print its recommendation, its price, and the file's name.
 
         tokens: to train on; by default 20 for each parameter. For a PDF, open the page in a browser and print
-        it. Raises ValueError for a name that does not end in .html.
+        it. Raises ValueError for a name that does not end in .html or .htm.
         """
         path = Path(file)
         if path.suffix not in (".html", ".htm"):

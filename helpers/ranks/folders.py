@@ -2,8 +2,8 @@
 deleted when the process ends.
 
 multiprocessing has a temporary folder too, with three faults. If TMPDIR is long, the paths of its sockets are
-longer than the system allows. If a cleaner removes the folder, it is never made again. If its process is
-killed, the folder stays, and ranks are always killed. Here each folder has a lock (flock): the system
+longer than the system allows. If a cleaner removes the folder, it is never made again. A killed process
+leaves its folder behind, and ranks are always killed. Here each folder has a lock (flock): the system
 releases the lock when the owner dies, so the next process finds the folders of dead owners and removes them.
 """
 
@@ -24,7 +24,7 @@ from three_axes import cpython_private
 with suppress(ImportError):  # on Windows, where `server.warm` raises an error with advice
     import fcntl
 
-LONGEST = 60  # characters of the parent folder's path: a socket's whole path may have 107
+LONGEST = 60  # characters of the parent folder's path: on Linux a socket's whole path may have 107
 _home: tuple[str, int, int] | None = None  # path, descriptor that holds its lock, pid of the owner
 
 
@@ -41,8 +41,8 @@ def home() -> str:
 
 
 def _prefix() -> str:
-    """The first part of a folder's name. It is the same for all processes of one machine since its last
-    start: only these are sure to see each other's locks.
+    """The first part of a folder's name; `_sweep` removes only folders that have it. It names this start of
+    this machine (off Linux: the host), since only its processes are sure to see each other's locks.
     """
     try:
         system = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -56,7 +56,7 @@ def _make(parent: str) -> tuple[str, int]:
     while True:
         path = tempfile.mkdtemp(prefix=_prefix(), dir=parent)
         handle = os.open(path, os.O_RDONLY)
-        if _try_lock(handle) and os.path.isdir(path):  # else another process's _sweep has removed it already
+        if _try_lock(handle) and os.path.isdir(path):  # else another process's _sweep removes it
             return path, handle
         os.close(handle)
 

@@ -152,6 +152,7 @@ def test_fsdp_and_tensor_parallel_are_seen(world):
     def sharded():
         model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False))
         fully_shard(model, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("dp",)))
+        model.set_all_reduce_hook(lambda gradient: dist.all_reduce(gradient))
         model(torch.ones(2, 64)).sum().backward()
         pair = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 8, bias=False))
         mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
@@ -161,6 +162,7 @@ def test_fsdp_and_tensor_parallel_are_seen(world):
     world.run(sharded)
     rows = {(r.op, r.axis): (r.calls, r.payload) for r in world.traffic.ranks[1]}
     assert rows["reduce_scatter", "dp"] == (1, 64 * 64 * 4)
+    assert rows["all_reduce", "dp"] == (1, 64 * 64)  # of the hook: a shard
     assert rows["all_gather", "dp"][1] == rows["all_gather", "dp"][0] * 64 * 64 * 4
     assert rows["all_reduce", "tp"] == (1, 2 * 8 * 4)  # both meshes use the same group of all ranks
 

@@ -1,6 +1,6 @@
 """Stand-ins for GPUs: torch says that it sees GPUs, and tensors sent to one stay on the CPU.
 
-The decisions that depend on GPUs, the processes, groups and orders of collectives are real, and errors come
+Processes, groups, the order of collectives and all decisions that depend on GPUs are real, and errors come
 in NCCL's way (`nccl_like.cpp`). A GPU's memory, streams and speed are not real, nor is NCCL: its library only
 returns a version (`nccl_version.c`), which is the variable STANDIN_NCCL, or 2.30.7. The folder in which
 `build` puts the backend must be on Python's path.
@@ -97,7 +97,9 @@ class Stream:
 
 
 class Event:
-    """It completes when the collectives that the host had begun are done; without STANDIN_AHEAD at once."""
+    """It completes when the collectives that began before `record` are done; at once, unless STANDIN_AHEAD
+    lets the host run ahead (`nccl_like.cpp`).
+    """
 
     def __init__(self, *_, **__):
         self.at, self.begun = 0.0, 0
@@ -182,7 +184,7 @@ def synchronize(device=None) -> None:
 
 
 def install(n: int) -> None:
-    """Have this process, and those forked from it, believe in n GPUs."""
+    """Have this process, and those forked from it, believe in n GPUs, as many as STANDIN_GPUS says."""
     cuda, here = torch.cuda, threading.local()
     lines.LIBRARIES += (str(HERE) + os.sep,)
 
@@ -228,7 +230,7 @@ def install(n: int) -> None:
     load_nccl()
     dist.is_nccl_available = distributed_c10d.is_nccl_available = lambda: True
     distributed_c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = ProcessGroupNCCL
-    # The default from torch 2.15 on. A group without a device is made anew, not split off another.
+    # The default class from torch 2.15 on. If no device is given, a group is made anew, not split.
     distributed_c10d.ProcessGroupNCCL2, distributed_c10d._nccl2_device = ProcessGroupNCCL, lambda opts: None
     register = dist.ProcessGroup._register_backend
 

@@ -1,10 +1,10 @@
 """Finds the axis of a collective: the name of the mesh dimension whose process group it uses.
 
-Usually that is the group's own name. But for each mesh dimension over all ranks PyTorch uses its default
+Usually that is the group's own name. But a mesh dimension that spans all ranks usually has PyTorch's default
 group, which has no such name. Then the caller shows the axis: DTensor looks up the mesh and the dimension
 just before the collective, and FSDP keeps them in its parameter groups. For other callers the axis is the
 name with which the group was requested (`mesh.get_group("dp")`), if there is only one such name. A user may
-also declare which ranks form an axis. A group without any name is called by its ranks.
+also declare which ranks form an axis. A group without any name is 'world', or is called by its ranks.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class AxisNames:
 
     @contextmanager
     def declared(self, named: Iterable[tuple[str, Sequence[int]]]):
-        """In this block, groups have the axes that a user declares. named: (axis, ranks of the group)."""
+        """In this block, groups have the declared axes, in place of those that an outer block gave to their
+        ranks. named: (axis, ranks of the group).
+        """
         before, self._declared = self._declared, dict(self._declared)
         for name, ranks in named:
             key = tuple(sorted(ranks))
@@ -112,7 +114,7 @@ class AxisNames:
         declared = self._declared.get(tuple(sorted(ranks))) if self._declared else None
         asked: Collection[str] = declared or self._asked.get(group.group_name) or ()
         resolved, self._resolved = self._resolved, None
-        # First choice: the only name under which the group was requested, or the group's own name.
+        # First, but for 'world': the only name declared, else the only one requested, else the group's own.
         if described != "world" and (len(asked) == 1 or not asked and not described.startswith("ranks ")):
             return next(iter(asked), described)
         if resolved and resolved[0] == group.group_name:
@@ -164,13 +166,14 @@ def _dimension(mesh: DeviceMesh, dim: int | str) -> str | None:
 
 
 def _of_caller(op: str) -> str | None:
-    """The dimension for which FSDP2 or PyTorch's pipelining issues a collective; None for other callers."""
+    """FSDP2's dimension for a collective; 'pp' for PyTorch's pipelining; None for other callers."""
     for frame in lines.callers(sys._getframe(2), most=FRAMES):
         if PIPELINING in frame.f_code.co_filename:
             return "pp"
         if FSDP in frame.f_code.co_filename:
             info = getattr(frame.f_locals.get("self"), "mesh_info", None)
             if info is not None:
-                replicated = op == "all_reduce" or not hasattr(info, "shard_mesh_dim")
-                return _dimension(info.mesh, info.replicate_mesh_dim if replicated else info.shard_mesh_dim)
+                dims = [getattr(info, f"{kind}_mesh_dim", None) for kind in ("replicate", "shard")]
+                known = [dim for dim in dims if dim is not None]  # both for HSDP
+                return _dimension(info.mesh, known[0] if op == "all_reduce" else known[-1])
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from dataclasses import replace
 
 import torch
@@ -32,7 +33,7 @@ def llama_block() -> toy.Block:
 
 
 def usual_plan() -> dict:
-    """The plan of PyTorch's tutorials for `llama_block`: each matrix by itself, by columns, then by rows."""
+    """The plan of PyTorch's tutorials for `llama_block`: `out` and `down` by rows, the others by columns."""
     plan = tensor_plan.usual_plan(llama_block())
     return {name: plan[name] for name in MATRICES}
 
@@ -73,7 +74,8 @@ def _problem(plan, block: nn.Module) -> str:
         value = "nothing" if plan is None else f"{plan!r:.60}"
         return f"You return {value}; return a dictionary: name of a part -> how to split it."
     parts = [name for name, _ in block.named_modules()]
-    if unknown := sorted(set(plan) - set(parts)):
+    # PyTorch reads a name as a pattern: "mlp.*".
+    if unknown := [name for name in plan if not (isinstance(name, str) and fnmatch.filter(parts, name))]:
         return f"The block has no part called {unknown[0]!r}. Its parts are {', '.join(filter(None, parts))}."
     odd = [name for name, how in plan.items() if not isinstance(how, ParallelStyle)]
     needs = "it needs what ColwiseParallel() or PrepareModuleInput(…) returns."
@@ -99,8 +101,8 @@ def one_step(world: World, sequence: bool) -> Traffic:
 
 
 def one_step_by_pytorch(world: World) -> Traffic:
-    """The bytes of one step of the toy with `parallelize_module`, where each pair's input becomes a DTensor
-    once: PyTorch's tensor parallelism with Megatron's four all-reduces a layer.
+    """The bytes of one step of the toy with `parallelize_module`, where attention's and the MLP's inputs
+    become a DTensor once each: Megatron's four all-reduces a layer.
     """
 
     def run():
@@ -152,7 +154,7 @@ def paced_step(world: World) -> Timeline:
 
 
 def price() -> Table:
-    """TP's seconds as a share of the matrices', by the box's formula and by the planner, inside a node."""
+    """TP's seconds as a share of the matrices', by the notebook's rule and by the planner, inside a node."""
     model, cluster = find_model("llama-3-70b"), CLUSTERS["dgx-h100"]
     reached, link = 0.56 * cluster.device.flops, 0.76 * cluster.intra_node_bandwidth
     rows = []
