@@ -10,6 +10,7 @@ import nbformat
 import pytest
 from quiet import on_a_quiet_machine
 from sampled import sampled
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from drops import b1, d02, d04, d06, d08, d10, d11, d12, d13
 from helpers import World, predict
@@ -171,3 +172,12 @@ def test_the_first_layout_of_drop_13_is_right_or_refused_with_a_reason():
 def test_no_answer_is_revealed_that_is_no_option():
     with pytest.raises(ValueError, match="not among the options"):
         predict("How much?", "a", "b").reveal("about twice")
+
+
+def test_a_plan_for_pytorch_may_name_parts_by_patterns(world):
+    columns, rows = ColwiseParallel, RowwiseParallel
+    plan = lambda: {"*.[qkgu]*": columns(), "*.v": columns(), "*.out": rows(), "mlp.down": rows()}
+    assert d06.all_reduces(world, plan) == d06.all_reduces(world, d06.usual_plan)
+    for key in ("mlp.d?", 3):
+        with pytest.raises(ValueError, match=re.escape(f"The block has no part called {key!r}")):
+            d06.all_reduces(world, lambda: {key: columns(), "mlp.up": columns()})

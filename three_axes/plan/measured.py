@@ -107,7 +107,7 @@ def _value(word: str) -> int | str:
     return int(word) if word.isdecimal() else known.get(word.lower(), word.lower())
 
 
-class Beside(NamedTuple):
+class Comparison(NamedTuple):
     """A measured step, compared with the estimate of its layout. ratio: measured seconds over predicted ones.
     mfu: as `Estimate.mfu`, but of the measured step. inside: whether the step lies in the estimate's
     interval, from low to high, in seconds; all three are None if the estimate has no interval.
@@ -130,7 +130,7 @@ class Beside(NamedTuple):
         )
 
 
-def of_this_layout(job: Job, layout: Layout, texts: Sequence[str]) -> tuple[Job, Beside | None]:
+def of_this_layout(job: Job, layout: Layout, texts: Sequence[str]) -> tuple[Job, Comparison | None]:
     """(the job, corrected by measured steps of other layouts; the measured step of this layout, or None). A
     text that names no layout belongs to this one. Raises ValueError if two texts do, and as `of_your_source`.
     """
@@ -143,7 +143,7 @@ def of_this_layout(job: Job, layout: Layout, texts: Sequence[str]) -> tuple[Job,
     seconds = _seconds(job, layout, mine[0], *read(mine[0])[1:])
     made = estimate(job, layout)
     ratio, sure = seconds / made.step_seconds, made.sure
-    beside = Beside(seconds, ratio, made.mfu / ratio)
+    beside = Comparison(seconds, ratio, made.mfu / ratio)
     if sure.low is None or sure.high is None:
         return job, beside
     low, high = (end * made.step_seconds for end in (sure.low, sure.high))

@@ -60,7 +60,7 @@ def plain_name(name: str) -> str:
     return WRAPPERS.sub("", name).rstrip(".")
 
 
-class Sent(Listener):
+class SentListener(Listener):
     """A listener that keeps the tensors that collectives received in a step. Because it keeps them, no other
     tensor takes their memory.
     """
@@ -116,7 +116,7 @@ class Watched:
         *,
         drops: bool = False,
         outputs: bool = False,
-        sent: Sent | None = None,
+        sent: SentListener | None = None,
     ) -> Seen:
         """Run and record a step: step(model) computes gradients, and may clip them; then the optimizer steps,
         if there is one.

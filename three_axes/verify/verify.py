@@ -21,7 +21,7 @@ from ..lines import Line, place, readers
 from .causes import apart
 from .compare import Comparison
 from .pieces import Mesh, Places, Split
-from .record import Seen, Sent, Tensors, Watched, is_real
+from .record import Seen, SentListener, Tensors, Watched, is_real
 from .report import Report
 from .verdict import Rows, Twin
 
@@ -110,7 +110,7 @@ def _on_this_rank(
     places = watched.places()
     share = lambda model: step(model, batch, mesh)
     with interposer.axes.declared(of_meshes([mesh])):
-        interposer.add(sent := Sent())
+        interposer.add(sent := SentListener())
         try:
             mine = [watched.step(share, outputs=True, sent=sent)]
         finally:
