@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from base64 import b64encode
+from contextlib import contextmanager
 from html import escape
 from io import BytesIO
 
@@ -39,9 +40,17 @@ STYLE = {
     "hatch.linewidth": 0.7,
 }
 
-# Held while something is drawn: matplotlib's settings belong to the whole process, and JupyterLab calls the
-# callbacks of widgets in another thread than the cells.
-DRAWING = threading.RLock()
+_drawing = threading.RLock()
+
+
+@contextmanager
+def _style(**settings):
+    """In this block matplotlib has the course's style, with these settings changed, and no other thread
+    draws: the settings belong to the whole process, and JupyterLab calls the callbacks of widgets in another
+    thread than the cells.
+    """
+    with _drawing, mpl.rc_context(STYLE | settings):
+        yield
 
 
 def rank_colour(rank: int) -> str:
@@ -63,7 +72,7 @@ class Picture:
         """The bytes of a PNG file, in the figure's own dots per inch."""
         out = BytesIO()
         # The figure's layout has been computed already.
-        with DRAWING, mpl.rc_context({**STYLE, "figure.constrained_layout.use": False}):
+        with _style(**{"figure.constrained_layout.use": False}):
             # savefig would draw the figure twice.
             FigureCanvasAgg(self.figure).print_png(out, pil_kwargs={"compress_level": 1})
         return out.getvalue()
@@ -87,7 +96,7 @@ def styled(picture):
 
     @functools.wraps(picture)
     def draw(*args, **kwargs):
-        with DRAWING, mpl.rc_context(STYLE):
+        with _style():
             return picture(*args, **kwargs)
 
     return draw

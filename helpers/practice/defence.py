@@ -164,8 +164,8 @@ class Defence:
             return "No layout fits then."
         best, ahead = then.best, mine.step_seconds / then.best.seconds - 1
         if best.layout == mine.layout:
-            still = " still" * (self.of.best.layout == mine.layout)
-            return f"It is then{still} the fastest."
+            was_first = mine.layout in [row.layout for row in self.of.ranked[:1]]
+            return f"It is then{' still' * was_first} the fastest."
         if not mine.fits and not mine.tight:
             return (
                 f"It does not fit; the fastest that does is {best.layout}, with {best.seconds:.2f} s a step."

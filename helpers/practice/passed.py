@@ -114,12 +114,13 @@ def changing() -> Iterator[Done]:
         done = mine()
         before = asdict(done)
         yield done
+        after = asdict(done)
         with suppress(OSError):
-            if (path := file(Path.cwd())) and asdict(done) != before:
+            if (path := file(Path.cwd())) and after != before:
                 path = path.resolve()  # a link stays a link
                 new = path.with_name(f".{path.name}.{os.getpid()}")
                 try:
-                    new.write_text(json.dumps(asdict(done), indent=1, ensure_ascii=False), encoding="utf-8")
+                    new.write_text(json.dumps(after, indent=1, ensure_ascii=False), encoding="utf-8")
                     new.replace(path)
                 finally:
                     new.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import pytest
 
 from drops import d14
 from helpers.practice.defence import QUESTIONS, Defence
-from three_axes.plan import CLUSTERS, FRAMEWORKS, Job, Layout, plan
+from three_axes.plan import CLUSTERS, FRAMEWORKS, Job, Layout, estimate, plan
 from three_axes.plan.models import find_model
 
 
@@ -38,6 +38,14 @@ def test_layouts_of_every_kind_can_be_defended():
         Defence(d14.the_plan(), Layout(dp=4, tp=4, pp=2))
     with pytest.raises(ValueError, match="a batch of 128 does not divide"):
         Defence(d14.the_plan(), Layout(dp=64, microbatch=3))
+
+
+def test_another_job_is_compared_where_nothing_fitted_the_first():
+    large, small = (Job(find_model(name), CLUSTERS["dgx-h100"], 64, 64) for name in ("llama-3-405b", "toy"))
+    layout = plan(small, gpus=8).best.layout
+    defended = Defence(plan(large, gpus=8), layout)
+    assert not defended.of.ranked
+    assert defended._best(estimate(small, layout)) == "It is then the fastest."
 
 
 JOBS = [  # model, GPUs, batch, tokens of a sequence, framework
