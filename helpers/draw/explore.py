@@ -102,10 +102,12 @@ class Explorer:
             if value == self.values[name]:
                 return
             self.set(**{name: value})
+            # The picture is sent last: who sees it, and then presses the button, has the new last unit.
+            for control in playing if name != "until" else ():  # another setting has another last unit
+                with control.hold_sync():
+                    control.max, control.value = self._end(), self.values["until"]
             image.value, words.value = self.picture.png(), f"<b>{escape(self.refusal)}</b>"
             image.layout.display = "none" if self.refusal else None  # no old picture beside a refusal
-            for control in playing if name != "until" else ():  # another setting has another last unit
-                control.max, control.value = self._end(), self.values["until"]
 
         for name, control in self._widgets.items():
             control.style.description_width = "initial"

@@ -4,6 +4,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import ipywidgets as widgets
 import matplotlib as mpl
 import pytest
 
@@ -140,12 +141,19 @@ def test_two_orders_grow_unit_by_unit_and_say_what_they_take_when_they_are_over(
         orders.set(until=58)
 
 
-def test_the_buttons_of_a_picture_that_grows_begin_at_its_end_and_follow_it():
+def test_the_buttons_of_a_picture_that_grows_begin_at_its_end_and_follow_it(monkeypatch):
+    made = {}
+    for kind in (widgets.Image, widgets.Play):
+        make = lambda kind=kind, **how: made.setdefault(kind, kind(**how))
+        monkeypatch.setattr(widgets, kind.__name__, make)
     orders = explore.orders(p=4, m=8)
     orders._repr_mimebundle_()
-    slider = orders._widgets["until"]
+    slider, image, play = orders._widgets["until"], *made.values()
     slider.value = 5
     assert orders.values["until"] == 5 and "B0" in orders.picture.alt
     slider.value = slider.max
+    ends = []
+    image.observe(lambda _: ends.append((slider.max, slider.value, play.max, play.value)), names="value")
     orders._widgets["m"].value = 16
-    assert slider.value == slider.max == orders.values["until"] == 57
+    assert ends == [(57, 57, 57, 57)], "slider and button end where the new picture ends, before it is shown"
+    assert orders.values["until"] == 57
