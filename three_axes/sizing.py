@@ -11,7 +11,7 @@ from typing import Any
 
 from .checks import whole
 from .foreign import plain
-from .paper.axes import NAMED
+from .paper.axes import ALWAYS, NAMED
 from .paper.hardware import find_cluster
 from .paper.pipelines import SCHEDULES
 from .plan.frameworks import find_framework
@@ -174,7 +174,12 @@ def run_plan(args) -> tuple[str, dict]:
         _write(Path(args.report), page(result, tokens))
         out += ["", f"the page for the meeting: {plain(args.report)}"]
     refused = f"; {len(result.impossible)} sizes cannot be, and --json has the reason of each"
-    out += ["", f"--why 4,8,2 says why not DP 4, TP 8, PP 2{refused * bool(result.impossible)}."]
+    if others := [row.axes for row in result.by_axes[1:]] + list(result.impossible):
+        sizes = list(others[0])
+        while len(sizes) > len(ALWAYS) and sizes[-1] == 1:
+            del sizes[-1]
+        which = ",".join(map(str, sizes))
+        out += ["", f"--why {which} says why not {others[0]}{refused * bool(result.impossible)}."]
     return "\n".join(out), {
         "inputs": _inputs(result.job) | {"gpus": result.gpus},
         "layouts": result.looked_at,

@@ -40,6 +40,9 @@ def test_the_command_line(output_of):
     assert "ZB-V" in output_of(f"{LARGE} --schedule 1f1b zb-v --tp 8")
     chosen = output_of("plan llama-3-70b --gpus 64 --tp 8 --pp 2 --zero 1 --recompute none --why 4,8,2")
     assert "DP 4 · TP 8 · PP 2: the fastest" in chosen
+    asked, words = re.search(r"^--why (\S+) says why not (DP.*\d)[;.]", out, re.M).groups()
+    assert f"{words}: " in output_of(f"{LARGE} --cluster dgx-h100 --why {asked}")
+    assert "--why" not in output_of("plan toy --gpus 1")
 
 
 def test_an_estimate_has_seconds_memory_bytes_and_the_bubble(output_of):

@@ -142,14 +142,17 @@ def parse_axes(text: str, size: int) -> list[tuple[str, list[int]]]:
     """
     name, _, given = text.partition("=")
     if re.fullmatch(r"(\w+=\d+)(,\w+=\d+)*", text):
-        sizes = {axis: int(n) for axis, n in (part.split("=") for part in text.split(","))}
+        parts = [part.split("=") for part in text.split(",")]
+        sizes = {axis: int(n) for axis, n in parts}
+        if len(sizes) < len(parts):
+            raise ValueError(f"--axes {text} names an axis twice")
         if (n := math.prod(sizes.values())) != size:
             raise ValueError(f"--axes {text} is of {n} ranks, and this job has {size}")
         return [(axis, group) for axis in sizes for group in Placement(sizes).groups(axis)]
     try:
         groups = json.loads(given)
         ranks = [rank for group in groups for rank in group]
-        can_be = name and set(ranks) <= set(range(size)) and len(set(ranks)) == len(ranks)
+        can_be = name and ranks and set(ranks) <= set(range(size)) and len(set(ranks)) == len(ranks)
     except (ValueError, TypeError):
         can_be = False
     if not can_be:
