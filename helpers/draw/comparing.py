@@ -255,7 +255,7 @@ def layouts(
     right.axvline(card / 1e9, color="#D55E00", lw=1.8, ls="--")
     right.axvline(room / 1e9, color=INK, lw=1, ls=":")
     left.set(xlabel=f"seconds of a step; bars: {whose[0]}, lines: {whose[1]}", xlim=(0, 1.25 * longest))
-    right.set(xlabel=f"GB; dashed: all {card / 1e9:.0f}, dotted: a tenth free", xlim=(0, 1.15 * held))
+    right.set(xlabel=f"GB; dashed: the GPU's {card / 1e9:.0f}\ndotted: a tenth free", xlim=(0, 1.15 * held))
     right.tick_params(axis="y", length=0, labelleft=False)
     figure.legend(loc="outside upper left", ncols=len(TERMS), fontsize=10)
     return Picture(

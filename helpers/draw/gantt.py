@@ -155,7 +155,7 @@ def panel(ax, t, strip: bool, longest: float, most: float, path: set) -> None:
         yticks=[r * (1 + below) for r in range(len(t.rows))],
         yticklabels=[f"rank {r}" for r in range(len(t.rows))],
         ylim=(last + 0.5 + below, -0.5),
-        xlim=(0, scale * longest),
+        xlim=(0, 1.002 * scale * longest),  # a pixel more, for the outline of the last box
         xlabel=("milliseconds" + ", which mean nothing: ranks shared a GPU" * getattr(t, "shared", False))
         if t.unit == "s"
         else t.unit,
