@@ -205,6 +205,7 @@ SEEN = """() => {
         wide: outputs.filter(n => n.getBoundingClientRect().right > panel.right + 1).length,
         empty: outputs.flatMap(n => [...n.querySelectorAll('img')]).filter(empty).length,
     } }"""
+RIGHT = {"off": False, "wide": 0, "empty": 0}
 
 
 OFTEN = ("01", "07", "14")  # the other notebooks have the same parts, and are tested once a week
@@ -236,17 +237,24 @@ def test_the_core_of_a_notebook_runs_cell_by_cell_in_a_browser(notebook):
             buttons.nth(1).click()
             clicked = page.evaluate(active) == at
             assert clicked, "a click makes its cell active"
-        page.wait_for_function(f"() => !({SEEN})().empty", timeout=MINUTE)  # a picture takes a moment
-        assert page.evaluate(SEEN) == {"off": False, "wide": 0, "empty": 0}, source
+        for _ in range(60):  # a picture takes a moment, and so does a scroll
+            if (seen := page.evaluate(SEEN)) == RIGHT:
+                break
+            page.wait_for_timeout(500)
+        assert seen == RIGHT, source
     assert clicked and notebook.errors() == []
     told = notebook.cell(".reveal(").inner_text()
     assert "You predicted" in told and "not predicted" not in told
 
 
+# Rank 1 waits for a message that rank 0 never sends. It makes a file just before, for the test to see.
 STUCK = """from helpers import World
-import time, torch, torch.distributed as dist
+import pathlib, time, torch, torch.distributed as dist
+def wait():
+    pathlib.Path({file!r}).touch()
+    dist.recv(torch.zeros(1), src=0)
 stuck = World(2, timeout=None)
-stuck.run(lambda: dist.recv(torch.zeros(1), src=0) if dist.get_rank() else time.sleep(600))"""
+stuck.run(lambda: wait() if dist.get_rank() else time.sleep(600))"""
 
 
 @pytest.mark.slow
@@ -265,8 +273,13 @@ def test_a_wrong_attempt_a_right_attempt_and_the_stop_button(notebook):
     again.locator(".jp-OutputArea-output").get_by_text("✓ right").wait_for(timeout=MINUTE)
     assert fingerprints.name in json.loads((notebook.folder / "progress.json").read_text())["exercises"]
 
-    notebook.write(again, STUCK)
-    page.wait_for_timeout(3000)
+    waiting = notebook.folder / "waiting"
+    notebook.write(again, STUCK.format(file=str(waiting)))
+    for _ in range(120):
+        if waiting.exists():
+            break
+        page.wait_for_timeout(500)
+    page.wait_for_timeout(1000)
     page.click(
         '[data-command="notebook:interrupt-kernel"], button[title^="Interrupt the kernel"],'
         ' jp-button[title^="Interrupt the kernel"]'

@@ -89,6 +89,8 @@ def test_all_that_is_stored_can_be_read_in_the_dark(dark, lab):  # noqa: F811
 def test_a_notebook_whose_kernel_is_gone_misses_no_widget(dark, lab):  # noqa: F811
     opened = Notebook(dark, lab[1], "09")
     opened.run("from drops import", "guess = predict(", "explore.")
+    dark.locator(".noUi-handle").first.wait_for(timeout=MINUTE)
+    dark.locator(".jp-OutputArea-output", has_text="Loading widget").first.wait_for(state="hidden")
     assert opened.errors() == [] and trouble(dark) == []
     sliders = dark.locator(".noUi-handle").count()
     dark.evaluate("() => window.jupyterapp.shell.currentWidget.context.save()")
