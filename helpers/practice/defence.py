@@ -176,11 +176,17 @@ class Defence:
 
     @cached_property
     def pure(self) -> Estimate | None:
-        """The fastest layout of FSDP alone that fits; if none fits, the fastest tight one, or None."""
-        for rows in (self.of.ranked, self.of.tight):
+        """The fastest layout of FSDP alone that fits; if none fits, the fastest tight one, or None. If the
+        plan has no ZeRO-3, it is planned for this.
+        """
+        of = self.of
+        if 3 not in self.job.framework.offers.zeros:
+            framework = self.job.framework.but(zeros=(3,), zeros_in_pipeline=())
+            of = plan(replace(self.job, framework=framework), gpus=of.gpus, dp=of.gpus)
+        for rows in (of.ranked, of.tight):
             for row in rows:
-                if row.axes.dp == self.of.gpus and row.layout.zero == 3:
-                    return self.of.estimate(row)
+                if row.axes.dp == of.gpus and row.layout.zero == 3:
+                    return of.estimate(row)
         return None
 
     def pure_fsdp(self) -> str:
@@ -190,19 +196,19 @@ class Defence:
             return "There is one GPU, and nothing to share out."
         if self.layout.dp == gpus and self.layout.zero == 3:
             return "This is pure FSDP."
-        if 3 not in zeros:
-            return f"The framework {self.job.framework.name} has none: its ZeRO ends at stage {max(zeros)}."
         them = self.pure
         if them is None:
             reason = self.of.impossible.get(Axes(dp=gpus))
             return f"It cannot be: {reason}." if reason else "It does not fit, whatever is recomputed."
         costs = them.step_seconds / self.estimate.step_seconds - 1
-        every = them.layout.recompute == "full" and not them.layout.recomputed
-        what = "recomputes every layer" if every else "need not recompute all"
+        layers = self.job.model.layers
+        again = (them.layout.recomputed or layers) if them.layout.recompute == "full" else 0
+        what = f"recomputes {again} of {layers} layers" if again else "recomputes no whole layer"
         where = "over all nodes" if gpus > self.job.cluster.gpus_per_node else "inside the node"
         gathered = 2 * algorithmic_bytes("all_gather", 2 * self.job.model.params, gpus)
+        unasked = f"The plan has ZeRO up to stage {max(zeros)}. Asked for stage 3, " * (3 not in zeros)
         return (
-            f"{them.layout} takes {them.step_seconds:.2f} s a step, {abs(costs):.1%}"
+            f"{unasked}{them.layout} takes {them.step_seconds:.2f} s a step, {abs(costs):.1%}"
             f" {'more' if costs > 0 else 'less'} than this layout's {self.estimate.step_seconds:.2f} s. It"
             f" {what}, and gathers {human(gathered)} of weights for each"
             f" microbatch, {where}; {them.time['data parallel']:.2f} s of data parallelism show. It needs"

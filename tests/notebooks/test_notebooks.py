@@ -5,12 +5,15 @@ import builtins
 import dis
 import importlib
 import re
+from base64 import b64decode
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from types import CodeType
 
 import nbformat
 import pytest
+from matplotlib.image import imread
 
 from helpers.practice import cards
 from helpers.practice.books import drop_number, module_of
@@ -243,11 +246,14 @@ def only_content_is_stored(path, notebook):
 
 
 @form
-def every_picture_has_words(path, notebook):
+def every_picture_has_words_and_a_margin_into_which_nothing_runs(path, notebook):
     for cell in code(notebook):
         for output in cell.outputs:
             if "image/png" in output.get("data", {}):
                 assert output.metadata["image/png"]["alt"]
+                inked = imread(BytesIO(b64decode(output.data["image/png"])))[:, :, :3] < 0.9
+                inked[3:-3, 3:-3] = False
+                assert not inked.any(), f"a word or a line is cut off at the edge: {cell.source}"
 
 
 def test_the_readme_promises_the_same_minutes():
