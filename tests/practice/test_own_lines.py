@@ -5,6 +5,7 @@ import copy
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 
@@ -93,6 +94,21 @@ def test_a_right_function_is_kept_for_drop_14(tmp_path, monkeypatch):
     (tmp_path / "cost_model.py").write_text("def cost(job, cut) return 0")
     with pytest.raises(ValueError, match="cost_model.py does not run .*delete it"):
         d13.your_lines()
+
+
+def test_a_function_is_kept_with_those_that_it_calls(tmp_path, monkeypatch):
+    monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
+    (tmp_path / "notebook.py").write_text(
+        "from drops.d13 import Cost\n"
+        "def half(x):\n    return twice(x) / 4\n"
+        "def twice(x):\n    return 2 * x\n"
+        f"{inspect.getsource(d13.cost)}\n"
+        "def mine(job, cut):\n    return cost(job, cut)._replace(tp=2 * half(cost(job, cut).tp))\n"
+    )
+    spec = spec_from_file_location("notebook", tmp_path / "notebook.py")
+    spec.loader.exec_module(notebook := module_from_spec(spec))
+    assert "is now in cost_model.py" in d13.written.check(notebook.mine).text
+    assert all(d13.your_lines()(*case) == d13.cost(*case) for case in d13.written._cases())
 
 
 def test_a_function_that_needs_other_names_is_not_saved(tmp_path, monkeypatch):

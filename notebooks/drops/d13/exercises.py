@@ -10,7 +10,7 @@ from functools import cache
 from itertools import combinations
 from typing import NamedTuple
 
-from helpers.practice import Answer, Asked, Run, WrongForm, beside, number, right
+from helpers.practice import Answer, Asked, Run, WrongForm, beside, names_in, number, right
 from three_axes.paper import by_hand
 from three_axes.plan import CLUSTERS, FRAMEWORKS, Estimate, Job, Layout, estimate, find_model
 from three_axes.table import human
@@ -232,7 +232,7 @@ def _agreement(seconds: list[float], planned: list[Estimate]) -> tuple[float, fl
 def _cost(value) -> Cost:
     """What a reader returned, as a Cost. Raises WrongForm if it is no tuple of six values."""
     if not isinstance(value, tuple) or len(value) != len(Cost._fields):
-        raise WrongForm(f"You return {str(value)[:60]}, and six numbers are asked for")
+        raise WrongForm(f"You return a {type(value).__name__}, and a Cost of six numbers is asked for")
     return Cost(*map(number, value))
 
 
@@ -327,20 +327,24 @@ from drops.d13 import Cost, Cut, Given
 
 
 def _keep(attempt: Callable) -> str:
-    """Write a checked function into a file beside the reader's progress. Returns a sentence that says so, or
-    why it was not written; '' if no progress is kept.
+    """Write a checked function, and the functions that it calls, into a file beside the reader's progress.
+    Returns a sentence that says so, or why it was not written; '' if no progress is kept.
     """
     path = beside(FILE)
     if path is None:
         return ""
     try:
-        source = HEAD + textwrap.dedent(inspect.getsource(attempt))
-        again = _made(source, attempt.__name__)
+        sources = [textwrap.dedent(inspect.getsource(function)) for function in (*_called(attempt), attempt)]
+        source = HEAD + "\n\n".join(sources)
+        again = _made(source)
         same = all(again(*case) == attempt(*case) for case in _cases())
     except Exception:  # whatever it raises, for example for a name of the notebook's, it does not run alone
         same = False
     if not same:
-        return f"It uses names from outside of it, so {path.name} was not written: drop 14 takes our lines."
+        return (
+            f"It uses names from outside of it, so {path.name} was not written, and drop 14 takes our lines."
+            " Put what it needs into it, and check again."
+        )
     try:
         path.write_text(source, encoding="utf-8")
     except OSError as e:
@@ -348,12 +352,21 @@ def _keep(attempt: Callable) -> str:
     return f"Your function is now in {path.name}, and drop 14 uses it."
 
 
-def _made(source: str, name: str = "") -> Callable:
-    """The function of this name in a source; without a name, the first function."""
+def _called(function: Callable) -> list[Callable]:
+    """The functions that a function calls by name, and those that they call, of the same notebook or file."""
+    found = [function]
+    for one in found:
+        others = (one.__globals__.get(name) for name in sorted(names_in(one)))
+        alike = (f for f in others if inspect.isfunction(f) and f.__module__ == function.__module__)
+        found += [f for f in alike if f not in found]
+    return found[:0:-1]
+
+
+def _made(source: str) -> Callable:
+    """The last function in a source."""
     names: dict = {}
     exec(compile(source, FILE, "exec"), names)
-    functions = [x for x in names.values() if inspect.isfunction(x)]
-    return names[name] if name else functions[0]
+    return [x for x in names.values() if inspect.isfunction(x)][-1]
 
 
 @dataclass
