@@ -93,7 +93,7 @@ COMPUTED = {
     ],
     "02": [
         f"On four ranks each rank sends 6 chunks of *S*/4, so {must_send('all_reduce', 1, 4)}·*S*",
-        "The states of a model take 100 GB, and a GPU holds 80",
+        "A model's weights, gradients and Adam's numbers take 100 GB, and a GPU holds 80",
         f"From {must_send('all_reduce', 1, 8)}·S to {must_send('all_reduce', 1, 64):.2f}·S: one eighth more",
     ],
     "03": [
@@ -132,7 +132,7 @@ COMPUTED = {
         ),
         f"needs {7 / 8 * 554e12 / 342e9:,.0f} tokens if all sit in one machine. Each needs"
         f" {7 / 8 * 554e12 / 34e9:,.0f} if each sits in its own.",
-        "here 30 % of the gradients came last",
+        "The tail was 30 % here",
     ],
     "06": [
         (

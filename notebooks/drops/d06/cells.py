@@ -176,7 +176,7 @@ def answer(near: Timeline, far: Timeline) -> tuple[str, str]:
         "ten times as long": (8, 12),
     }
     option = next((name for name, (least, most) in spans.items() if least < times < most), "")
-    why = "The ring leaves a node over both ports. Together they have a fifth of a link's bandwidth."
+    why = "Two rings leave a node, one over each port. Together they have a fifth of a link's bandwidth."
     return (option, why) if option else (f"none of these: {times:.1f} times as long", BUSY)
 
 

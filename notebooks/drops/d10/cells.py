@@ -23,7 +23,7 @@ from three_axes.table import Table, human
 
 REMEDIES = (
     "nothing",
-    "DP on 8 ranks",
+    "DP on 8 ranks, as many sequences on each",
     "ZeRO-1",
     "ZeRO-3",
     "4 microbatches",
@@ -108,7 +108,7 @@ def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: i
     budget if the run did not fit; forwards: how often a sequence passes through a block; sent: bytes of the
     busiest rank; host: bytes to the host's memory and back.
     """
-    ranks = 8 if remedy == "DP on 8 ranks" else RANKS
+    ranks = 8 if remedy.startswith("DP on 8 ranks") else RANKS
     outcome = {"fits": True, "error": ""}
     for limit in (budget, 1e12):  # a run that does not fit is repeated without a limit
         with World(ranks, memory=limit, timeout=60) as world:
@@ -245,7 +245,7 @@ def the_13b() -> Table:
         ["batch", "states", "activations", "rest", "a GPU", f"of {human(CLUSTER.device.memory)}"],
         rows,
         title=(
-            f"{MODEL.name} on eight A100s: DP 4 · TP 2 with ZeRO-1, 4 sequences a rank, padded to"
+            f"{MODEL.name} on eight A100s: DP 4 · TP 2 with ZeRO-1, microbatches of 4, padded to"
             f" {PADDED:,} or {LONGEST:,} tokens"
         ),
     )
@@ -262,8 +262,9 @@ def last_lines() -> str:
     return "\n".join(lines)
 
 
-WHY = """More DP leaves a rank's activations as they are: each new rank brings examples of its own. ZeRO
-cuts states, and these were not the problem. What helps cuts activations:
+WHY = """More DP leaves a rank's activations as they are: each new rank brings examples of its own. (If the
+batch does not grow, each has fewer: a smaller microbatch, paid for in GPUs.) ZeRO cuts states, and these
+were not the problem. What helps cuts activations:
 
 - **Smaller microbatches**, gradients added up: nearly free. No help once *b* is 1.
 - **Recompute**: forward runs twice, a third more compute.
