@@ -243,6 +243,24 @@ def test_a_script_that_leaves_at_once_or_fails(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_group_that_only_ddp_still_holds_is_not_freed_in_the_script(tmp_path):
+    """To free it is to wait for a thread of gloo's, which may wait for Python: some runs never ended."""
+    (tmp_path / "local.py").write_text(
+        "import weakref, torch, torch.distributed as dist\n"
+        "def main():\n"
+        "    dist.init_process_group('gloo')\n"
+        "    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))\n"
+        "    model(torch.ones(8, 64)).sum().backward()\n"
+        "    group = weakref.ref(dist.group.WORLD)\n"
+        "    dist.destroy_process_group()\n"
+        "    return group\n"
+        "print('kept:', main()() is not None)\n"
+    )
+    done = counted(tmp_path, "local.py", ranks=2)
+    assert done.returncode == 0 and "kept: True" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
 def test_a_hang_of_a_script_is_proven_and_ends_the_job(tmp_path):
     (tmp_path / "hangs.py").write_text(
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"

@@ -41,12 +41,14 @@ class RankReport:
 
 class Counter(Recorder):
     """A recorder for a script or a block. It may start before the script has formed a group: it then finds
-    out its rank at the first collective. trace: whether to keep times. box: see `Recorder`.
+    out its rank at the first collective. trace: whether to keep times. box: see `Recorder`. groups: those of
+    all collectives. They stay while this object does, also when DDP drops its own: see `script._kept`.
     """
 
     def __init__(self, trace: bool = False, box: int | None = None):
         self.rank, self.size, self.backend, self._trace = 0, 1, "", trace
         self.store: dist.Store | None = None
+        self.groups: set[dist.ProcessGroup] = set()
         self._key = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_numbers)}"
         super().__init__(box, spans=SPANS if trace else 0)
         self.find_store()
@@ -57,6 +59,7 @@ class Counter(Recorder):
     def begins(self, call: Call) -> None:
         """Find the store if it exists by now; with `trace`, record the memory held. Then count the call."""
         self.find_store()
+        self.groups.add(call.group)
         if self._trace and len(self.levels) < self.most_spans:
             self.levels.append((time.monotonic(), _held()))
         super().begins(call)

@@ -52,6 +52,7 @@ def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
 
 def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, list[int]]]) -> int:
     counter = Counter(trace=args.trace is not None, box=watch.box() if args.watch else None)
+    _kept.append(counter)
     counted, exit_process, me = Counted(counter, AT_THE_END), os._exit, os.getpid()
     watches = watch.Watch(counter, say, lambda: args.exit and exit_process(args.exit)) if args.watch else None
 
@@ -91,8 +92,9 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
 
 # Options of `count` that scripts seldom have: a note is printed if they are given after the script's name.
 OURS = "watch", "exit", "trace", "json", "cpu"
-# The script's variables, kept as long as the process lives. To free a group is to wait for gloo's threads,
-# and one of these may wait for Python, to free a tensor that the interposer has handled.
+# The script's variables, and the counter with the script's groups, kept as long as the process lives. To free
+# a group is to wait for gloo's threads, and one of these may wait for Python, to free what the interposer has
+# handled.
 _kept: list[object] = []
 
 
