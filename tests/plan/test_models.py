@@ -470,3 +470,12 @@ def test_any_json_gives_a_shape_or_a_sentence(tmp_path_factory, config):
         assert find_model(str(path)).params > 0
     except ValueError as e:
         assert "\n" not in str(e)
+
+
+def test_a_window_of_null_is_none_and_an_omitted_one_is_the_default(tmp_path):
+    file, sizes = tmp_path / "config.json", shape_of("mistral", 32, 4096, 32, 8, 14336, 32000)
+    windows = {}
+    for name, more in {"null": {"sliding_window": None}, "omitted": {}}.items():
+        file.write_text(json.dumps(sizes | more))
+        windows[name] = find_model(str(file)).window
+    assert windows == {"null": 0, "omitted": 4096}

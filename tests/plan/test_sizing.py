@@ -43,6 +43,7 @@ def test_the_command_line(output_of):
     asked, words = re.search(r"^--why (\S+) says why not (DP.*\d)[;.]", out, re.M).groups()
     assert f"{words}: " in output_of(f"{LARGE} --cluster dgx-h100 --why {asked}")
     assert "--why" not in output_of("plan toy --gpus 1")
+    assert "pipeline that interleaved needs" in output_of("plan toy --gpus 1 --schedule interleaved", rc=2)
 
 
 def test_an_estimate_has_seconds_memory_bytes_and_the_bubble(output_of):

@@ -131,7 +131,8 @@ def _with_defaults(path: Path, config: dict, kind: str) -> dict:
         return config
     aliases = [*NAMES.values(), *EXPERTS.values(), *LATENT.values()]
     same = {name: names for names in aliases for name in names}
-    may_be_null = (*NAMES["kv_heads"], *LATENT["q_rank"])  # null: as many as heads; no short vector
+    # null: as many as heads; no short vector; a token attends to all
+    may_be_null = (*NAMES["kv_heads"], *LATENT["q_rank"], "sliding_window")
     has = lambda name: name in config and (name in may_be_null or config[name] is not None)
     has_any = lambda key: any(map(has, same.get(key, (key,))))
     config = config | {key: value for key, value in ABSENT[kind].items() if not has_any(key)}

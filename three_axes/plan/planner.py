@@ -64,6 +64,12 @@ class Plan:
         if self.ranked:
             return self.ranked[0]
         device, model = self.job.cluster.device, self.job.model.name
+        if not self.tight and not self.too_large and not self.impossible:
+            schedules = " or ".join(self.job.framework.offers.schedules)
+            raise ValueError(
+                f"no layout of {model} on {self.gpus} GPUs can have the pipeline that {schedules} needs: give"
+                " more stages (pp), or choose another schedule"
+            )
         if not self.tight and not self.too_large:
             (axes, reason), *_ = self.impossible.items()
             raise ValueError(
