@@ -93,7 +93,9 @@ class Explorer:
         playing = []
         if self.ends:
             span = {"min": 1, "max": self._end(), "value": self.values["until"]}
-            self._widgets["until"] = widgets.IntSlider(description=UNTIL + "\u2002", **span)
+            # Not continuous: such a slider writes a value of its own when the kernel changes its range.
+            how = {"description": UNTIL + "\u2002", "continuous_update": False}
+            self._widgets["until"] = widgets.IntSlider(**how, **span)
             playing = [self._widgets["until"], widgets.Play(interval=500, **span)]
             # The page links button and slider, and copies the button's value first: both start with `span`.
             widgets.jslink((playing[1], "value"), (playing[0], "value"))
@@ -102,10 +104,13 @@ class Explorer:
             if value == self.values[name]:
                 return
             self.set(**{name: value})
-            # The picture is sent last: who sees it, and then presses the button, has the new last unit.
-            for control in playing if name != "until" else ():  # another setting has another last unit
-                with control.hold_sync():
-                    control.max, control.value = self._end(), self.values["until"]
+            # Another setting has another last unit. It is sent before the picture, so that the button works
+            # when the picture appears. The link gives the button its value.
+            if playing and name != "until":
+                slider, button = playing
+                with slider.hold_sync():
+                    slider.max, slider.value = self._end(), self.values["until"]
+                button.max = self._end()
             image.value, words.value = self.picture.png(), f"<b>{escape(self.refusal)}</b>"
             image.layout.display = "none" if self.refusal else None  # no old picture beside a refusal
 
