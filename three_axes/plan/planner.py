@@ -64,13 +64,13 @@ class Plan:
         if self.ranked:
             return self.ranked[0]
         device, model = self.job.cluster.device, self.job.model.name
-        if not self.tight and not self.too_large and not self.impossible:
-            schedules = " or ".join(self.job.framework.offers.schedules)
-            raise ValueError(
-                f"no layout of {model} on {self.gpus} GPUs can have the pipeline that {schedules} needs: give"
-                " more stages (pp), or choose another schedule"
-            )
         if not self.tight and not self.too_large:
+            if not self.impossible:
+                schedules = " or ".join(self.job.framework.offers.schedules)
+                raise ValueError(
+                    f"no layout of {model} on {self.gpus} GPUs can have the pipeline that {schedules} needs:"
+                    " give more stages (pp), or choose another schedule"
+                )
             (axes, reason), *_ = self.impossible.items()
             raise ValueError(
                 f"{model} cannot be laid out on {self.gpus} GPUs with a batch of {self.job.global_batch}:"
