@@ -2,7 +2,7 @@
 
 CPython may change these at any time. Each function says what fails without it. All names are in Python 3.10
 to 3.14. `tests/test_structure.py` finds private names in other files. (`sys._current_frames`, which is
-documented, is used by `lines.of_threads` only.)
+documented, is used by `lines.frames_of_threads` only.)
 """
 
 # mypy: disable-error-code="attr-defined, misc"
@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import resource_tracker, util
+from multiprocessing import util
 from multiprocessing.process import BaseProcess
 
 # -- the fork server: without these names no ranks start in a notebook on Linux -----------------------------
@@ -79,13 +79,6 @@ def disown(process: BaseProcess) -> None:
     ends.
     """
     multiprocessing.process._children.discard(process)
-
-
-def resource_tracker_pid() -> int | None:
-    """The pid of the process that cleans up for `multiprocessing`; None if it does not run. If the name is
-    missing, that process counts as one that may still act, and no hang is proven.
-    """
-    return getattr(getattr(resource_tracker, "_resource_tracker", None), "_pid", None)
 
 
 # -- a Connection ------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import torch
 
 from . import pytorch_private
 from .pytorch_private import TorchDispatchMode, piece_of, tree_iter
+from .replaced import Replaced
 
 
 def storages(tensors) -> dict[int, int]:
@@ -34,31 +35,35 @@ class Ledger(TorchDispatchMode):
         self.now = self.peak = 0
         self.pieces: dict[int, int] = {}  # piece of memory -> its bytes
         self._paused = False  # True while nothing is counted
+        self._replaced = Replaced()
 
     def __enter__(self):
-        self._resize = torch.UntypedStorage.resize_
-        ledger = self
+        ledger, resize, (owner, name) = (
+            self,
+            torch.UntypedStorage.resize_,
+            pytorch_private.shape_propagation(),
+        )
+        propagate = getattr(owner, name)
 
         # To learn a result's shape, DTensor runs an operator on whole tensors, which no rank holds.
-        def propagate(*args):
+        def uncounted(*args):
             ledger._paused = True
             try:
-                return ledger._propagate(*args)
+                return propagate(*args)
             finally:
                 ledger._paused = False
 
         def resize_(storage, size):  # with this, FSDP frees and allocates the memory of whole weights
-            ledger._resize(storage, size)
+            resize(storage, size)
             ledger._count(storage)
             return storage
 
-        self._propagate = pytorch_private.replace_shape_propagation(propagate)
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+        self._replaced.put(owner, name, uncounted)
+        self._replaced.put(torch.UntypedStorage, "resize_", resize_)
         return super().__enter__()
 
     def __exit__(self, *error):
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        pytorch_private.replace_shape_propagation(self._propagate)
+        self._replaced.restore()
         return super().__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):

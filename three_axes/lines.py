@@ -9,13 +9,12 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from .files import PACKAGE, ROOT
 
-T = TypeVar("T")
 STILL = 5.0  # if for so many seconds no rank begins or ends an operation, each rank's line is printed
 
 
@@ -49,16 +48,16 @@ OURS = tuple(str(folder) + os.sep for folder in (PACKAGE, ROOT / "helpers/ranks"
 _asking = threading.Lock()
 
 
-def of_threads(ask: Callable[[], dict[int, T]]) -> dict[int, T]:
-    """Call `ask`, which is `sys._current_frames` or `sys._current_exceptions`, with garbage collection off.
-    Up to Python 3.11 the collector may run inside these functions, and if it then frees a `threading.local`,
-    the process deadlocks (CPython's issue 106883).
+def frames_of_threads() -> dict[int, FrameType]:
+    """`sys._current_frames()`, called with garbage collection off. Up to Python 3.11 the collector may run
+    inside that function, and if it then frees a `threading.local`, the process deadlocks (CPython's issue
+    106883).
     """
     with _asking:
         collects = gc.isenabled()
         gc.disable()
         try:
-            return ask()
+            return sys._current_frames()
         finally:
             if collects:
                 gc.enable()

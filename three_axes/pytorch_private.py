@@ -21,6 +21,8 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatten
 
+from .replaced import Replaced
+
 __all__ = ["TorchDispatchMode", "all_to_all_single_autograd", "functional"]
 __all__ += ["tree_flatten", "tree_iter", "tree_map", "tree_unflatten"]
 
@@ -77,16 +79,7 @@ def groups() -> list[dist.ProcessGroup]:
     return list(dist.distributed_c10d._world.pg_map)
 
 
-# Needed to prove a hang. All are optional: without one of these nothing is proven, and counting continues.
-GET_BACKEND = "_get_backend"  # returns a group's backend; calling it passes no operator
-Future = getattr(torch._C, "Future", None)  # a Work's future: calls a function when the Work ends
-_get_backend = getattr(dist.ProcessGroup, GET_BACKEND, None)
-
-
-def missing() -> list[str]:
-    """The names that a proof of a hang needs and this PyTorch does not have."""
-    needed = {"torch._C.Future": Future, f"ProcessGroup.{GET_BACKEND}": _get_backend}
-    return [name for name, found in needed.items() if found is None]
+_get_backend = getattr(dist.ProcessGroup, "_get_backend", None)
 
 
 def backend(group: dist.ProcessGroup, device: torch.device | None = None) -> tuple[str, float]:
@@ -103,11 +96,6 @@ def backend(group: dist.ProcessGroup, device: torch.device | None = None) -> tup
     options = getattr(found, "options", None)  # another vendor's backend may have none
     limit = getattr(options, "_timeout", timedelta.max).total_seconds()
     return found.name(), limit
-
-
-# The module of the handler that a `DataLoader` sets for the end of its processes. Without it no hang is
-# proven while a loader is in use.
-HANDLES_LOADERS = "torch.utils.data._utils.signal_handling"
 
 
 def number_groups_from(count: int) -> None:
@@ -134,15 +122,13 @@ def piece_of(storage: torch.UntypedStorage) -> int:
     return storage._cdata
 
 
-def replace_shape_propagation(new: Callable) -> Callable:
-    """Call `new` where DTensor runs an operator on whole tensors to learn the shape of its result. Returns
-    the function that was called before. Without it the ledger counts memory that no rank holds.
+def shape_propagation() -> tuple[type, str]:
+    """The class and the name of the method in which DTensor runs an operator on whole tensors to learn the
+    shape of its result. Without it the ledger counts memory that no rank holds.
     """
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-    before = ShardingPropagator._propagate_tensor_meta_non_cached
-    ShardingPropagator._propagate_tensor_meta_non_cached = new
-    return before
+    return ShardingPropagator, "_propagate_tensor_meta_non_cached"
 
 
 def grouped_product(rows: torch.Tensor, matrices: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
@@ -172,15 +158,15 @@ def before_clipping(call: Callable) -> Iterator[None]:
     """In this block, `call(norm)` is called before `torch.nn.utils` scales gradients. Without it `verify`
     compares clipped gradients, and one wrong parameter makes all of them wrong.
     """
-    module, before = torch.nn.utils.clip_grad, torch.nn.utils.clip_grad._clip_grads_with_norm_
+    before, replaced = torch.nn.utils.clip_grad._clip_grads_with_norm_, Replaced()
 
     def clips(parameters, max_norm, total_norm, *args, **kwargs):
         call(total_norm)
         return before(parameters, max_norm, total_norm, *args, **kwargs)
 
-    public, torch.nn.utils.clip_grads_with_norm_ = torch.nn.utils.clip_grads_with_norm_, clips
-    module._clip_grads_with_norm_ = clips
+    replaced.put(torch.nn.utils, "clip_grads_with_norm_", clips)
+    replaced.put(torch.nn.utils.clip_grad, "_clip_grads_with_norm_", clips)
     try:
         yield
     finally:
-        module._clip_grads_with_norm_, torch.nn.utils.clip_grads_with_norm_ = before, public
+        replaced.restore()

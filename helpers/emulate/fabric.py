@@ -83,6 +83,7 @@ class Fabric:
         self._busy: dict[str, float] = {}
         self.awaited_in_python: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._lock, self._closed = threading.Lock(), threading.Event()
+        self._held: set[dist.Work] = set()  # of operations that have ended on this machine, and are held back
 
     def announce(
         self, op: str, group: str, members: list[int], me: int, peer: int | None, tag: int, payload: float
@@ -132,6 +133,7 @@ class Fabric:
         def end() -> None:
             try:
                 work.wait()
+                self._held.add(held)
                 with self._lock:
                     begins = max(ticket.awaited(), self._busy.get(ticket.line, 0.0))
                     until = self._busy_until(ticket.line, begins + ticket.duration)
@@ -153,6 +155,7 @@ class Fabric:
                     )
             finally:
                 future.set_result(result)
+                self._held.discard(held)
 
         if ticket.op in ("send", "recv"):  # the stream would block: an earlier message may end later
             OwnThread(end).start()
@@ -183,6 +186,10 @@ class Fabric:
 
             OwnThread(serve).start()
         return self._streams[group]
+
+    def holds(self) -> bool:
+        """Whether an operation of this rank has ended on this machine, but not yet on the network."""
+        return bool(self._held)
 
     def close(self) -> None:
         """End all waits: the call has been given up."""

@@ -24,8 +24,8 @@ KILLED = "If you did not do that, the machine ran out of memory: use a smaller m
 RETURN = "Return numbers, strings, tensors, or lists and dicts of them.\n"
 
 EVERYBODY = (
-    "Every rank must call new_group and init_device_mesh in the same order, also one that will not be a"
-    " member (with use_local_synchronization=True only members)."
+    "Every rank must call new_group and init_device_mesh with the same ranks in the same order, also one that"
+    " will not be a member (with use_local_synchronization=True only members)."
 )
 
 
@@ -40,8 +40,8 @@ class RankError(RuntimeError):
     """A call on the ranks failed. ranks: the ranks at fault; after a timeout, those that had not ended. kind:
     'raised', 'died', 'timeout', 'deadlock', 'result' (it cannot be sent or read), or 'disagree' (the call
     ended, but ranks called a collective with arguments that do not match). state_kept: whether the ranks keep
-    their variables. seen: the status of each rank. deadlock: the proof that some ranks could not continue, or
-    None.
+    their variables. seen: the status of each rank. deadlock: who waited for whom when no rank moved any more,
+    or None.
     """
 
     def __init__(
@@ -210,22 +210,24 @@ def timed_out(statuses: list[RankStatus], seconds: float, state: str) -> str:
     never = sorted({other for inside in stuck.values() for other in inside["needs"]} - set(stuck))
     whats = {_collective(inside, peer=False) for inside in stuck.values()}
     ops = {inside["op"] for inside in stuck.values()}
-    if "new_group" in ops and never:
+    in_new_group = any(op.startswith("new_group") for op in ops)
+    if in_new_group and (never or len(whats) > 1):
         parts.append(EVERYBODY)
     if never:
         waiting = [r for r, inside in stuck.items() if set(never) & set(inside["needs"])]
         parts.append(
-            f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(never)}, which never"
-            " came."
+            f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(never)}, which did not"
+            " come."
         )
-        if running := [r for r in never if not statuses[r].finished]:
+        stopped = [r for r in never if statuses[r].stopped]
+        if running := [r for r in never if not statuses[r].finished and r not in stopped]:
             parts[-1] += (
                 f" But {ranks(running)} had not ended: it may only need longer, with timeout=… in seconds."
             )
     elif len(whats) > 1:
         parts.append(
             "The ranks are in different collectives: each waits for the others to enter its own. "
-            "All ranks of a group must call the same collectives in the same order."
+            "Let all ranks of a group call the same collectives in the same order."
         )
     elif stuck and not ops & {"send", "recv"}:
         parts.append(
@@ -235,29 +237,32 @@ def timed_out(statuses: list[RankStatus], seconds: float, state: str) -> str:
         parts.append(
             "No rank is in a counted collective: it may only need longer, with timeout=… in seconds."
         )
-    helped = {r: s.where["help"] for r, s in enumerate(statuses) if s.where and s.where["help"]}
-    parts += [f"That is no proof of a hang: rank {r} {what}." for r, what in list(helped.items())[:3]]
-    return "\n".join(parts + [state])
+    return "\n".join(parts + [f"{what}." for what in _may_act(statuses)[:3]] + [state])
 
 
 def deadlocked(statuses: list[RankStatus], deadlock: Deadlock, state: str) -> str:
-    """The call can never end, and this was proven before its timeout."""
-    what = "the ranks do not agree" if deadlock.kind == "disagree" else "no rank can ever go on"
+    """No rank has moved for two seconds, and the call was ended before its timeout."""
     others = _others(statuses, [], heading="When it was stopped:")
     deadlock.lines = {
         r: s.where["line"].number for r, s in enumerate(statuses) if s.where and s.where["line"]
     }
-    return "\n".join([f"{what}, so the call was stopped", *others, str(deadlock), state])
+    head = "no rank has moved for 2 s, so the call was stopped"
+    return "\n".join([head, *others, str(deadlock), state])
 
 
 def standing(statuses: list[RankStatus]) -> str:
-    """Where each rank was when it was asked, in one line; if all of them only waited, also why that is no
-    proof of a hang.
+    """Where each rank was when it was asked, in one line; if all of them only waited, also what may still
+    act.
     """
     places = "; ".join(": ".join(filter(None, group)) for group in _groups(statuses, []))
     waits = all(s.finished or s.where and s.where["waits"] for s in statuses)
-    why = [f"rank {r} {s.where['help']}" for r, s in enumerate(statuses) if s.where and s.where["help"]]
-    return places + (f". That is no proof of a hang: {why[0]}" if waits and why else "")
+    return ". ".join([places, *_may_act(statuses)[: int(waits)]])
+
+
+def _may_act(statuses: list[RankStatus]) -> list[str]:
+    """'rank 0 has a thread 'heartbeat' in Cell In[7], line 3, which may still act', for each such rank."""
+    may = {r: s.where["may"] for r, s in enumerate(statuses) if s.where and s.where["may"]}
+    return [f"rank {r} {what}, so it may still go on" for r, what in may.items()]
 
 
 def left_behind(statuses: list[RankStatus], members: list[int], state: str) -> str:
@@ -322,7 +327,7 @@ def _doing(s: RankStatus) -> tuple[str, float | None, str]:
         return f"was at {lines.show(s.where['line'])}{begun}", None, ""
     if s.where["running"] is not None:
         return f"was in code that is not yours{begun}", None, ""
-    return "had finished", None, ""
+    return "had left its code, and was preparing its answer", None, ""
 
 
 def _collective(box: dict, peer: bool = True) -> str:

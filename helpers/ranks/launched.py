@@ -100,7 +100,7 @@ def end_with_launcher() -> None:
         os._exit(1)
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        OwnThread(watch).start()  # a kind of thread that does not keep `count --watch` from a proof
+        OwnThread(watch).start()  # a kind of thread that `count --watch` does not name
 
 
 def together(do: Callable, error: type[Exception] = ValueError):

@@ -14,6 +14,7 @@ import cloudpickle
 import torch
 
 from three_axes import lines
+from three_axes.count import wire
 from three_axes.paper import Network
 
 MESSAGE = 2000  # characters of an error's message that are printed
@@ -76,14 +77,7 @@ class Error(NamedTuple):
     @property
     def follows(self) -> bool:
         """Whether this error reports a lost connection, so that another rank is at fault."""
-        return (
-            re.search(
-                r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout|"
-                r"remote process exited|ncclRemoteError|communicator was aborted",
-                self.message,
-            )
-            is not None
-        )
+        return wire.is_lost(self.message)
 
 
 # PyTorch's message on an error of NCCL, in three or more lines; the last line is NCCL's own message.

@@ -10,7 +10,9 @@ import pickle
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
 import psutil
 
@@ -56,6 +58,61 @@ class Inbox:
             data = b""
         self._received += data
         return cpython_private.whole_messages(self._received) if data else None
+
+
+class _Heard:
+    """What ranks have sent since the kernel began to wait for their answers. The arguments are those of
+    `Processes.collect`.
+    """
+
+    def __init__(self, ranks: Processes, kind: str, number: int, members, captured, late):
+        self.answers: dict[int, tuple] = {}
+        self.progress: dict[int, tuple] = {}
+        self._ranks, self._kind, self._number = ranks, kind, number
+        self._captured, self._late = captured, late
+        # What can be read or has ended -> (the method that reads it, its rank).
+        self._sources: dict[Any, tuple[Callable[[Any, int], bool], int]] = {}
+        for r in members:
+            self._sources[ranks.controls[r]] = self._read_messages, r
+            self._sources[ranks.outputs[r]] = self._read_output, r
+            self._sources[ranks.processes[r].sentinel] = lambda sentinel, rank: True, r
+
+    def hear(self, seconds: float) -> bool:
+        """Read what arrives within `seconds`. Returns whether a rank has failed or a process has ended."""
+        has_ended = False
+        for source in wait([*self._sources], seconds):
+            read, rank = self._sources[source]
+            has_ended |= read(source, rank)
+        return has_ended
+
+    def _read_output(self, pipe: Connection, rank: int) -> bool:
+        if not output.drain(pipe.fileno(), self._captured[rank]):
+            del self._sources[pipe]
+        return False
+
+    def _read_messages(self, pipe: Connection, rank: int) -> bool:
+        self._ranks.midway = True
+        messages = self._ranks.inboxes[rank].read()
+        self._ranks.midway = False
+        if messages is None:
+            wait([self._ranks.processes[rank].sentinel], 1)  # a dying process closes its pipe first
+            del self._sources[pipe]
+            return True
+        return any([self._take(rank, message) for message in messages])
+
+    def _take(self, rank: int, message: bytes) -> bool:
+        try:
+            kind, number, *rest = pickle.loads(message)
+        except Exception:  # noqa: BLE001  bytes that are no pickle may raise anything
+            raise GarbledMessage(rank) from None
+        if self._late and (kind, number) == ("done", self._late[0]):
+            self._late[1][rank] = tuple(rest)
+        if number == self._number and kind == "progress":
+            self.progress[rank] = tuple(rest)
+        elif number == self._number and kind == self._kind:  # other answers are to what was given up
+            self.answers[rank] = tuple(rest)
+            return kind == "done" and not rest[0]
+        return False
 
 
 class Processes:
@@ -152,72 +209,29 @@ class Processes:
         members,
         seconds: float | None,
         captured=None,
-        view=None,
-        polls=None,
+        tick: Callable[[dict, dict], bool] | None = None,
         late: tuple[int, dict] | None = None,
     ) -> dict[int, tuple]:
         """Wait for the answers of type `kind` to call or question `number`, and read the ranks' output
         meanwhile. Returns a dict, rank -> the contents of its answer.
 
         Returns early, with fewer answers, when an answer reports that its rank failed, when a process ends,
-        when `polls` proves that no rank can continue, or after `seconds`. captured: receives the output, a
-        `Captured` for each rank. late: (the number of an earlier call, a dict to which answers to that call
-        are added if they arrive now). Raises WorldClosed and GarbledMessage.
+        after `seconds`, or when tick(answers, progress), which is called again and again, returns True.
+        progress: rank -> (steps done, of how many). captured: receives the output, a `Captured` for each
+        rank. late: (the number of an earlier call, a dict to which answers to that call are added if they
+        arrive now). Raises WorldClosed and GarbledMessage.
         """
         captured = captured or [output.Captured() for _ in range(len(self.processes))]
-        answers: dict[int, tuple] = {}
-        progress: dict[int, tuple] = {}
+        heard = _Heard(self, kind, number, members, captured, late)
         deadline = None if seconds is None else time.monotonic() + seconds
-        of_control = {self.controls[r]: r for r in members}
-        of_output = {self.outputs[r]: r for r in members}
-        of_end = {self.processes[r].sentinel: r for r in members}
-        while len(answers) < len(members):
+        while len(heard.answers) < len(members):
             self.check_open()
             left = TICK if deadline is None else min(TICK, deadline - time.monotonic())
-            if left <= 0:
-                break
-            ready = wait([*of_control, *of_output, *of_end], left)
-            ended = False
-            for item in ready:
-                if item in of_output:
-                    if not output.drain(item.fileno(), captured[of_output[item]]):
-                        del of_output[item]
-                elif item in of_control:
-                    r = of_control[item]
-                    self.midway = True
-                    messages = self.inboxes[r].read()
-                    self.midway = False
-                    if messages is None:
-                        wait([self.processes[r].sentinel], 1)  # a dying process closes its pipe first
-                        del of_control[item]
-                        ended = True
-                    for answer, its_number, *rest in self._read(r, messages or ()):
-                        if late and answer == "done" and its_number == late[0]:
-                            late[1][r] = tuple(rest)
-                        if its_number != number:
-                            continue  # an answer to a call or question that was given up
-                        if answer == "progress":
-                            progress[r] = tuple(rest)
-                        elif answer == kind:
-                            answers[r] = tuple(rest)
-                            ended |= kind == "done" and not rest[0]
-                else:
-                    ended = True
-            if polls and not ended:
-                ended = polls.is_proven(answers, captured) or not all(ok for ok, *_ in answers.values())
-            if view:
-                view.tick(progress, len(self.processes))
-            if ended:
+            if left <= 0 or heard.hear(left) or (tick and tick(heard.answers, heard.progress)):
                 break
         for r in members:  # what a rank printed before its answer is in its pipe by now
             output.drain(self.outputs[r].fileno(), captured[r])
-        return answers
-
-    def _read(self, rank: int, messages) -> list[tuple]:
-        try:
-            return [(*pickle.loads(message),) for message in messages]
-        except Exception:  # noqa: BLE001  bytes that are no pickle may raise anything
-            raise GarbledMessage(rank) from None
+        return heard.answers
 
     def collect_rest(self, number, done, seconds, captured) -> dict:
         """Answers, also of failure, of living ranks outside `done`. Ends after `seconds`, or if one dies."""

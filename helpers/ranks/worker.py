@@ -28,6 +28,7 @@ import cloudpickle
 import numpy
 import torch
 import torch.distributed as dist
+import tqdm
 
 from three_axes import cpython_private, devices, lines, pytorch_private
 from three_axes.count import OwnThread, Report, interposer, meter, wire
@@ -121,14 +122,14 @@ class Rank:
         OwnThread(self._listen).start()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+        tqdm.tqdm.monitor_interval = 0  # a bar's monitor is a thread: while it runs no hang ends a call early
         self.names.update(__name__="__main__", torch=torch, dist=dist, device=self.device)
         self.names.update(rank=self.setup.rank, world_size=self.setup.size)
         while True:
             kind, number, *details = self.jobs.get()
             if kind == "join":
                 had_groups = _has_groups()
-                with self.recorder.moves.baseline.adopting():
-                    self._join(*details)
+                self._join(*details)
                 self._send("joined", number, had_groups)
             else:
                 answer = self._call(number, kind, *details)
@@ -242,7 +243,10 @@ class Rank:
 
     def _describe(self, e: BaseException, aborted: bool = False) -> Error:
         """The Error to send for an exception: its type, its message with notes and cause, its lines."""
-        frames = [lines.Line(f.filename, f.lineno, f.name) for f in traceback.extract_tb(e.__traceback__)]
+        walked = traceback.walk_tb(
+            e.__traceback__
+        )  # reads no files: a recursion may be a million frames deep
+        frames = [lines.Line(f.f_code.co_filename, number, f.f_code.co_name) for f, number in walked]
         if isinstance(e, SyntaxError) and e.lineno:
             frames = [lines.Line(e.filename or "?", e.lineno, "")]
         message = [text_of(e.msg if isinstance(e, SyntaxError) else e)]
@@ -283,11 +287,11 @@ class Rank:
     def _where(self) -> dict:
         """What the main thread is doing now. running: number of its call, None between calls. returned:
         whether the reader's code has returned. in: the record of its collective, as in the box, or None.
-        waits: whether it waits for other ranks. help: what else in this process may still act, or "".
+        waits: whether it waits for other ranks. may: why that wait may end, or what may act; or "".
         """
         if self.device.type == "cpu":  # `flight` reads gloo's record only
             flight.write(self.setup.rank, self.began_ns)
-        frame = lines.of_threads(sys._current_frames).get(threading.main_thread().ident)
+        frame = lines.frames_of_threads().get(threading.main_thread().ident)
         line = lines.innermost(frame)
         new_group = self._in_new_group(frame, line)
         return {
@@ -297,17 +301,19 @@ class Rank:
             "stack": lines.stack(frame),
             "in": self.recorder.pending() or new_group,
             "waits": bool(self.recorder.moves.awaited() or interposer.is_issuing or new_group),
-            "help": self.recorder.moves.why(),
+            "may": self.recorder.moves.may_end() or self.recorder.moves.thread(),
         }
 
     def _in_new_group(self, frame, line) -> dict | None:
         """If the main thread is inside `new_group`, a record as of a collective: it too blocks until all
-        ranks call it. Otherwise None.
+        ranks call it, with the same ranks. Otherwise None.
         """
         for caller in lines.callers(frame):
             if caller.f_code.co_name == "new_group" and "distributed" in caller.f_code.co_filename:
+                members = caller.f_locals.get("ranks")
+                op = "new_group" if members is None else f"new_group({list(members)})"
                 needs, unknown = list(range(self.setup.size)), dict.fromkeys(("shape", "dtype", "peer"))
-                return dict(op="new_group", axis="world", line=line, at=self.began, needs=needs, **unknown)
+                return dict(op=op, axis="world", line=line, at=self.began, needs=needs, **unknown)
         return None
 
     def _abort(self, number: int) -> None:

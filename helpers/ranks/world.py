@@ -131,8 +131,8 @@ class World:
         value. Functions of a module are sent by name, and a rank keeps the module that it imported first:
         after editing a file, make a new World. A program that `fn` starts continues after the call. On Linux
         it is ended with the ranks; elsewhere `fn` must end it. Raises RankError when a rank raises or dies,
-        when it is proven that no rank can continue, or after `timeout` seconds; raises RanksInterrupted when
-        you press stop.
+        when no rank has moved for two seconds and each waits for another or has ended, or after `timeout`
+        seconds; raises RanksInterrupted when you press stop.
         """
         if not callable(fn):
             raise TypeError(f"run() takes a function and its arguments, not {fn!r}")
@@ -217,7 +217,7 @@ class World:
         return 0 < self._in_use < self.n
 
     def _meet(self) -> None:
-        """Print that ranks share GPUs, after an all-reduce has proven that they can. Raises RuntimeError."""
+        """Print that ranks share GPUs, after an all-reduce has shown that they can. Raises RuntimeError."""
         try:
             self.run(current.meet, timeout=MEET_SECONDS)
         except RankError as e:
@@ -295,41 +295,23 @@ class World:
         number = next(self._ranks.calls)
         captured = [output.Captured() for _ in range(self.n)]
         view = output.View(captured, STREAM_AFTER, timeout)
+        self._broken = True  # if anything below raises what is not foreseen, the next call starts afresh
         try:
-            self._broken = True  # until the call has ended without an error
-            payload = pickle.dumps(details)
-            if slow := self._ranks.tell(kind, number, payload, sys.path, seconds=timeout):
-                self._restart()
-                why = failure.not_taken(slow, self.n, len(payload), timeout, FRESH)
-                raise RankError(why, "timeout", slow, False, [RankStatus() for _ in range(self.n)])
-            polls = Polls(self._ranks, number, view.set_places)
-            done = self._ranks.collect("done", number, range(self.n), timeout, captured, view, polls)
-            left = self._free_unawaited(number, done, captured) if polls.nobody_waits else None
-            failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
-            error = self._fail(number, done, captured, timeout, polls.found) if failed else None
-            self._broken = False
+            done, left = self._ask(kind, details, number, timeout, captured, view)
         except KeyboardInterrupt:
             with server.undisturbed(again=False):  # ignore a second press of stop
-                error = self._interrupted(number, captured)
+                raise self._interrupted(number, captured) from None
         except GarbledMessage as e:
             (rank,) = e.args
             self._restart()
-            why, seen = failure.garbled(rank, self.n, FRESH), [RankStatus() for _ in range(self.n)]
-            error = RankError(why, "result", [rank], False, seen)
+            raise self._error(failure.garbled(rank, self.n, FRESH), "result", [rank], FRESH) from None
         finally:
             view.end()
-        if error is not None:
-            raise error
-        traffic = Traffic([done[r][2] for r in range(self.n)])
+        self._broken = False
+        reports = [done[r][2] for r in range(self.n)]
+        traffic = Traffic(reports)
         if keep_traffic:
-            self.traffic = traffic
-            self.timeline = Timeline(
-                *(
-                    [getattr(done[r][2], what) for r in range(self.n)]
-                    for what in ("spans", "levels", "streams")
-                ),
-                shared=self.shared,
-            )
+            self._keep(traffic, reports)
         # A rank is not in the group any more if its code has destroyed it, if an operation of it failed and
         # the code continued, or if the rank was freed above. Then form it again.
         state = ALIVE if all(joined for *_, joined in done.values()) else self._mend([])
@@ -339,20 +321,60 @@ class World:
             output.say(
                 "note: during this call the process group was destroyed, or a collective failed. " + state
             )
+        self._check_agreement(traffic, state)
+        return [self._result(r, done[r][1]) for r in range(self.n)]
+
+    def _ask(self, kind: str, details: tuple, number: int, timeout: float | None, captured, view):
+        """Send the call to all ranks, and wait for their answers. Returns (rank -> its answer, what
+        `_free_unawaited` returned). Raises RankError, after the ranks were mended, and KeyboardInterrupt.
+        """
+        payload = pickle.dumps(details)
+        if slow := self._ranks.tell(kind, number, payload, sys.path, seconds=timeout):
+            self._restart()
+            text = failure.not_taken(slow, self.n, len(payload), timeout, FRESH)
+            raise self._error(text, "timeout", slow, FRESH)
+        polls = Polls(self._ranks, number, view.set_places)
+
+        def tick(answers: dict, progress: dict) -> bool:
+            ends = polls.end(answers, captured) or not all(ok for ok, *_ in answers.values())
+            view.tick(progress, self.n)
+            return ends
+
+        done = self._ranks.collect("done", number, range(self.n), timeout, captured, tick)
+        left = self._free_unawaited(number, done, captured) if polls.nobody_waits else None
+        if len(done) < self.n or not all(ok for ok, *_ in done.values()):
+            raise self._fail(number, done, captured, timeout, polls.found)
+        return done, left
+
+    def _error(self, text: str, kind: str, at_fault: list[int], state: str, ended: bool = False) -> RankError:
+        """An error for which no rank is asked where it was. ended: whether all ranks have ended the call."""
+        seen = [RankStatus(finished=ended) for _ in range(self.n)]
+        return RankError(text, kind, at_fault, state != FRESH, seen)
+
+    def _keep(self, traffic: Traffic, reports: list) -> None:
+        """Keep what the ranks counted in the last call."""
+        spans, levels, streams = (
+            [getattr(report, what) for report in reports] for what in ("spans", "levels", "streams")
+        )
+        self.traffic, self.timeline = traffic, Timeline(spans, levels, streams, shared=self.shared)
+
+    def _check_agreement(self, traffic: Traffic, state: str) -> None:
+        """Raises RankError if two ranks called one collective with arguments that do not match. Prints a
+        warning if one of them has not called it.
+        """
         if wrong := traffic.disagreement(both=True):
             pair, text = wrong
-            seen = [RankStatus(finished=True) for _ in range(self.n)]
-            raise RankError(f"{text}\n{state}", "disagree", pair, state != FRESH, seen)
+            raise self._error(f"{text}\n{state}", "disagree", pair, state, ended=True)
         if wrong := traffic.disagreement():
             output.say(f"warning: {wrong[1]}")
-        results = []
-        for r in range(self.n):
-            try:
-                results.append(pickle.loads(done[r][1]))
-            except (Exception, SystemExit) as e:  # unpickling runs the reader's code
-                seen = [RankStatus(finished=True) for _ in range(self.n)]
-                raise RankError(failure.unreadable(r, e, ALIVE), "result", [r], True, seen) from None
-        return results
+
+    def _result(self, rank: int, pickled: bytes):
+        """A rank's result. Raises RankError if it cannot be read here."""
+        try:
+            return pickle.loads(pickled)
+        except (Exception, SystemExit) as e:  # unpickling runs the reader's code
+            text = failure.unreadable(rank, e, ALIVE)
+            raise self._error(text, "result", [rank], ALIVE, ended=True) from None
 
     def _check_open(self) -> None:
         if self._ranks.owner != os.getpid():

@@ -1,9 +1,11 @@
 """Programs that end by themselves although every main thread waits. What ends the wait is outside the main
 threads: another thread, a callback, a time limit, or a connection that another rank closes. In plain PyTorch
-each program of ENDS ended in each of five runs.
+each program of ENDS ended in each of five runs. A World waits for longer than two seconds for none of them.
 """
 
+import asyncio
 import functools
+import signal
 import threading
 import time
 from _thread import start_new_thread
@@ -15,8 +17,9 @@ from multiprocessing import get_context
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
+from tqdm import tqdm
 
-LONG = 0.8  # seconds; a blocked rank is polled five times a second
+LONG = 3.0  # seconds; a World ends a call after two seconds in which nothing moves
 ENDS = {}  # name -> program
 
 
@@ -74,7 +77,65 @@ def _follows(leaves) -> None:
 
 @by
 def timer():
-    threading.Timer(LONG, sends).start()
+    threading.Timer(5, sends).start()
+
+
+@by
+def thread():
+    threading.Thread(target=sends_later).start()
+
+
+@by
+def event_loop():
+    loop = asyncio.new_event_loop()
+    loop.call_later(LONG, lambda: (sends(), loop.stop()))
+    threading.Thread(target=loop.run_forever).start()
+
+
+@by
+def display_of_a_bar():
+    """The monitor, a thread of tqdm's, refreshes a bar that has been still for a while."""
+
+    class Bar(tqdm):
+        def refresh(self, *args, **kwargs):
+            if threading.current_thread() is self.monitor:
+                sends()
+
+    Bar.monitor_interval = LONG
+    bar = Bar(total=9, miniters=5, maxinterval=0.1)
+    return bar.close
+
+
+@by
+def loader():
+    """A worker of a data loader takes its time, and the main thread waits for it, in Python."""
+
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, i):
+            time.sleep(LONG)
+            return i
+
+    list(torch.utils.data.DataLoader(Slow(), num_workers=1, multiprocessing_context="fork"))
+    sends()
+
+
+@by
+def signal_handler():
+    """The handler runs because the main thread waits in Python."""
+    signal.signal(signal.SIGALRM, sends)
+    signal.setitimer(signal.ITIMER_REAL, 5)
+    signal.pause()
+
+
+@by
+def long_product():
+    until, x = time.monotonic() + LONG, torch.ones(400, 400)
+    while time.monotonic() < until:
+        x = x @ x / 400
+    sends()
 
 
 @by
@@ -196,6 +257,26 @@ def views_of_one_buffer():
     elif dist.get_rank() == 1:
         dist.recv(torch.ones(4), 0)
         dist.send(torch.ones(4), 0)
+
+
+@ends
+def limit_of_a_group_while_all_wait():
+    """Rank 0's collective fails after 4 s. Then it sends to rank 1, which has waited for that."""
+    group = dist.new_group([0, 2], timeout=timedelta(seconds=4))
+    if dist.get_rank() == 0:
+        with suppress(RuntimeError):
+            dist.all_reduce(torch.ones(4), group=group)
+        sends()
+    elif dist.get_rank() == 1:
+        dist.recv(torch.ones(4), 0)
+
+
+@ends
+def monitored_barrier():
+    """A barrier with a limit of its own fails, and all ranks continue."""
+    with suppress(RuntimeError):
+        if dist.get_rank() != 1:
+            dist.monitored_barrier(timeout=timedelta(seconds=LONG))
 
 
 @ends

@@ -1,4 +1,6 @@
-"""Programs that hang for ever. The hang is proven for HANGS; for NOTED only each rank's place is printed."""
+"""Programs that hang for ever. A World ends those of HANGS after two seconds without a movement; of NOTED it
+only prints each rank's place, because something that it does not know may still free a rank.
+"""
 
 import asyncio
 import queue
@@ -11,12 +13,36 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor
-from tqdm import TMonitor, tqdm
+from tqdm import tqdm
 
 
 def ring():
     """Each rank receives before any rank sends."""
     dist.recv(torch.ones(4), (dist.get_rank() + 1) % dist.get_world_size())
+
+
+def everybody_sends():
+    dist.send(torch.ones(4), (dist.get_rank() + 1) % dist.get_world_size())
+
+
+def two_orders():
+    """Two groups of the same ranks, which rank 0 uses in another order."""
+    groups, x = [dist.new_group(), dist.new_group()], torch.ones(2)
+    for group in groups if dist.get_rank() else groups[::-1]:
+        dist.all_reduce(x, group=group)
+
+
+def two_kinds():
+    dist.all_reduce(torch.ones(2)) if dist.get_rank() else dist.barrier()
+
+
+def two_roots():
+    dist.broadcast(torch.ones(2), dist.get_rank() % 2)
+
+
+def absent_rank():
+    if dist.get_rank():
+        dist.all_reduce(torch.ones(2))
 
 
 def ring_in_threads():
@@ -119,12 +145,14 @@ def second_forward_of_ddp():
     model(torch.ones(1, 2)) if dist.get_rank() else dist.barrier()
 
 
-def _loader_and_bar():
-    """A worker of a data loader, and the monitor thread of a progress bar."""
-    tqdm.monitor = TMonitor(tqdm, 10)
+def _loader():
     kept = iter(torch.utils.data.DataLoader(torch.arange(9), num_workers=1, multiprocessing_context="fork"))
     next(kept)
     return kept
+
+
+def _bar():
+    return tqdm(total=9)
 
 
 def _heartbeat():
@@ -141,7 +169,8 @@ def _event_loop():
 SOON = 8  # seconds after which each of BESIDE ends; until then it is idle
 BESIDE = {
     "a timer": lambda: threading.Timer(SOON, print).start(),
-    "a loader and a bar": _loader_and_bar,
+    "a loader": _loader,
+    "a bar": _bar,
     "a heartbeat": _heartbeat,
     "an event loop": _event_loop,
     "a process": lambda: subprocess.Popen(["sleep", str(SOON)]),
@@ -160,10 +189,23 @@ PROGRAMS = {
     for name, function in list(globals().items())
     if getattr(function, "__module__", "") == __name__ and not name.startswith("_")
 } | {f"ring beside {what}": partial(_ring_beside, begins) for what, begins in BESIDE.items()}
-# A thread or a process might still end these, so no hang is proven.
-REASONS = ["ring_in_threads", *(f"ring beside {what}" for what in BESIDE if what != "a loader and a bar")]
+# Where a thread of the program's runs Python, it may still end the wait.
+THREADS = [
+    "ring_in_threads",
+    *(f"ring beside {what}" for what in BESIDE if what not in ("a bar", "a process")),
+]
 # The recorder cannot know what these wait for: C++ code, a lock or a future.
 UNSEEN = """two_of_four_beside_two_that_compute barrier_that_is_monitored main_thread_that_nobody_wakes
-future_waited_for call_that_will_never_come second_forward_of_ddp"""
-NOTED = REASONS + UNSEEN.split()
-HANGS = [name for name in PROGRAMS if name not in NOTED]
+future_waited_for second_forward_of_ddp"""
+NOTED = THREADS + UNSEEN.split()
+# name -> words that the message must hold; the others have the usual ones
+HANGS = dict.fromkeys((name for name in PROGRAMS if name not in NOTED), "wait") | {
+    "ring": "rank 0 waits to receive from rank 1",
+    "everybody_sends": "everybody sends before anybody receives",
+    "two_orders": "because they differ in group",
+    "two_kinds": "do not agree on collective number 1 of their group: rank 0 called barrier",
+    "two_roots": "called broadcast of 2 float32 with root 0, rank 1 broadcast of 2 float32 with root 1",
+    "absent_rank": "ranks 1–3 wait for rank 0, which did not come: it has finished.",
+    "two_halves": "rank 1 waits for rank 2, which did not come: it has finished.",
+    "buffers_of_ddp": "ranks 1–3 wait for rank 0, which did not come",
+}

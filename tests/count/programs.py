@@ -1,11 +1,11 @@
 """Random programs of ranks: a model follows all their interleavings, and real ranks run them.
 
 A program has 2 to 4 ranks. It calls collectives in several groups, sends, and receives (some from any rank),
-and waits for operations that it started. It has no second thread and no time limit, which prevent a proof.
+and waits for operations that it started. It has no second thread and no time limit.
 
-`check` follows every interleaving. If a hang is proven, no rank may be able to take a step, also when
-messages on their way have arrived. If nothing can happen and a rank has not ended, the hang must be proven,
-unless a receive from any rank might take a send.
+`check` follows every interleaving. If the states of the ranks read as a hang, no rank may be able to take a
+step, also when messages on their way have arrived. If nothing can happen and a rank has not ended, they must
+read as a hang, unless a receive from any rank might take a send.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
-from three_axes.count.deadlock import Deadlock, prove
+from three_axes.count.deadlock import Deadlock, read
 from three_axes.count.moves import Begun, Channel, Moves, Operation, Snapshot, Waiting, any_source, sides_of
 from three_axes.paper.collectives import needs
 
@@ -170,11 +170,15 @@ class Model:
         """What the recorder would report of the rank."""
         moment, ended = self.moments[rank][state[rank]], self.has_ended(rank, state)
         if not (ended or moment.waiting):
-            return Snapshot(0)
+            return Snapshot(())
         waited = moment.waiting.operations if moment.waiting and not ended else ()
-        open_ = tuple(o for o in moment.begins if o not in waited and not self._is_over(o, state))
         stands = Waiting(tuple(self._as_seen(rank, o, state) for o in waited)) if waited else None
-        return Snapshot(0, stands, ended, moment.begun, open_)
+        return Snapshot((), stands, ended, moment.begun)
+
+    def open(self, rank: int, state: State) -> list[Operation]:
+        """The operations that the rank has begun and that have not ended."""
+        begins = self.moments[rank][state[rank]].begins
+        return [operation for operation in begins if not self._is_over(operation, state)]
 
     def _is_over(self, operation: Operation, state: State) -> bool:
         """Whether all ranks that the operation needs have started it. A receive from any rank is over if its
@@ -198,8 +202,8 @@ class Model:
                 return operation._replace(received=begun - 1)
         return operation
 
-    def proven(self, state: State) -> Deadlock | None:
-        return prove([self.look(r, state) for r in range(self.n)])
+    def reading(self, state: State) -> Deadlock | None:
+        return read([self.look(r, state) for r in range(self.n)])
 
     def reached(self) -> set[State]:
         """Every state that some interleaving reaches."""
@@ -212,22 +216,20 @@ class Model:
 
 
 def check(program: Program) -> bool:
-    """Whether the program always ends. Raises AssertionError if the proof is wrong in some state."""
+    """Whether the program always ends. Raises AssertionError if the reading is wrong in some state."""
     model = Model(program)
-    proven, always = cache(model.proven), True
+    reading, always = cache(model.reading), True
     for state in model.reached():
-        proof, nexts = proven(state), model.steps(state)
+        found, nexts = reading(state), model.steps(state)
         ends = all(model.has_ended(r, state) for r in range(model.n))
-        if not (proof or nexts or ends):
-            # As far as the recorder knows, a receive from any rank might take a send: no proof is possible.
-            looks = [model.look(r, state) for r in range(model.n)]
-            lists = [(look.waiting or Waiting(())).operations + look.open for look in looks]
-            channels = [operation.channel for operations in lists for operation in operations]
+        if not (found or nexts or ends):
+            # As far as the recorder knows, a receive from any rank might take a send: there is no reading.
+            channels = [operation.channel for r in range(model.n) for operation in model.open(r, state)]
             unlike = any(c.kind == "recv_any" or (any_source(c), c.source) in model.takes for c in channels)
-            assert unlike, ("not proven", program, state)
-        assert not (ends and proof), ("has ended", program, state)
+            assert unlike, ("not read as a hang", program, state)
+        assert not (ends and found), ("has ended", program, state)
         always &= ends or bool(nexts)
-        assert not (proof and model.can_go_on(state)), ("it can go on", program, state, str(proof))
+        assert not (found and model.can_go_on(state)), ("it can go on", program, state, str(found))
     return always
 
 
@@ -235,7 +237,7 @@ def check(program: Program) -> bool:
 
 
 def can_run(program: Program) -> bool:
-    """Whether real ranks can run the program: if it hangs, the hang must be proven."""
+    """Whether real ranks can run the program: if it hangs, its states must read as a hang."""
     from_anybody = any(isinstance(s, Begin) and s.op == "recv_any" for steps in program for s in steps)
     return not from_anybody or check(program)
 

@@ -1,4 +1,4 @@
-"""`count.deadlock.prove` finds ranks that wait for ever, from the operations that they have started."""
+"""`count.deadlock.read` says which rank waits for which, from the operations that they have started."""
 
 import itertools
 import os
@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import draw
-from helpers.ranks import current
+from helpers.ranks import current, polls
 from helpers.ranks.failure import RankError
-from three_axes.count.deadlock import prove
+from three_axes.count.deadlock import Stillness, read
 from three_axes.count.moves import Channel, Moves, Operation, Snapshot, Waiting
 from three_axes.paper.collectives import needs
 
@@ -35,38 +35,38 @@ def rank(*begun, stands=None, needs=(), every=True, signature="all_reduce of flo
     moves = Moves()
     operations = [Operation(channel, moves.begin(channel, signature), needs) for channel in begun]
     waits = None if stands is None else Waiting(tuple(operations[i] for i in stands), every)
-    return Snapshot(0, waits, stands is None, dict(moves.begun))
+    return Snapshot((), waits, stands is None, dict(moves.begun))
 
 
-def test_a_proof_says_which_rank_waits_for_which():
+def test_a_reading_says_which_rank_waits_for_which():
     sends = [rank(message("send", r, (r + 1) % 3), stands=[0], needs=((r + 1) % 3,)) for r in range(3)]
-    proof = prove(sends)
-    assert (proof.kind, proof.ranks) == ("cycle", [0, 1, 2])
-    proof.lines = {0: 4, 1: 4}
-    assert str(proof) == (
+    found = read(sends)
+    assert (found.kind, found.ranks) == ("cycle", [0, 1, 2])
+    found.lines = {0: 4, 1: 4}
+    assert str(found) == (
         "rank 0 waits to send to rank 1 (line 4); rank 1 waits to send to rank 2 (line 4); rank 2 waits to"
         " send to rank 0: everybody sends before anybody receives."
     )
     receives = [rank(message("recv", 1 - r, r), stands=[0], needs=(1 - r,)) for r in range(2)]
     end = "rank 1 waits to receive from rank 0: everybody receives before anybody sends."
-    assert str(prove(receives)).endswith(end)
+    assert str(read(receives)).endswith(end)
     other = [rank(PAIR, stands=[0], needs=(1,)), rank(message("recv", 0, 1), stands=[0], needs=(0,))]
-    assert str(prove(other)) == (
+    assert str(read(other)) == (
         "rank 0 waits to meet in all_reduce of float32[3] with rank 1; rank 1 waits to receive from rank 0:"
         " each waits for the next."
     )
 
 
-def test_a_proof_says_why_operations_never_match():
-    def proven(*channels):
-        return str(prove([rank(c, stands=[0], needs=(1 - r,)) for r, c in enumerate(channels)]))
+def test_a_reading_says_why_operations_never_match():
+    def words(*channels):
+        return str(read([rank(c, stands=[0], needs=(1 - r,)) for r, c in enumerate(channels)]))
 
     sends, receives = message("send", 0, 1), message("recv", 0, 1)
     never = "these never match, because they differ in"
-    assert proven(sends._replace(tag=7), receives).endswith(f"receive from rank 0: {never} tag.")
-    assert proven(sends._replace(group="pair", members=(0, 1)), receives).endswith(f"{never} group.")
-    assert proven(PAIR, PAIR._replace(group="another")).endswith(f"with rank 0: {never} group.")
-    assert proven(sends, message("send", 1, 0)).endswith("everybody sends before anybody receives.")
+    assert words(sends._replace(tag=7), receives).endswith(f"receive from rank 0: {never} tag.")
+    assert words(sends._replace(group="pair", members=(0, 1)), receives).endswith(f"{never} group.")
+    assert words(PAIR, PAIR._replace(group="another")).endswith(f"with rank 0: {never} group.")
+    assert words(sends, message("send", 1, 0)).endswith("everybody sends before anybody receives.")
 
 
 def test_only_the_smallest_set_of_ranks_is_named():
@@ -76,12 +76,12 @@ def test_only_the_smallest_set_of_ranks_is_named():
         rank(message("recv", 1, 2), stands=[0], needs=(1,)),
     ]
     for first in (looks[0], rank(message("recv", 1, 0), stands=[0], needs=(1,))):
-        proof = prove([first, *looks[1:]])
-        assert proof.ranks == [1, 2] and {wait.rank for wait in proof.waits} == {1, 2}
+        found = read([first, *looks[1:]])
+        assert found.ranks == [1, 2] and {wait.rank for wait in found.waits} == {1, 2}
     of_five = lambda r, other: Channel("recv", "world", (0, 1, 2, 3, 4), other, r, 0)
     waits_for = lambda r, other: rank(of_five(r, other), stands=[0], needs=(other,))
     of_three, of_two = [waits_for(r, (r + 1) % 3) for r in range(3)], [waits_for(3, 4), waits_for(4, 3)]
-    assert prove(of_three + of_two).ranks == [3, 4]
+    assert read(of_three + of_two).ranks == [3, 4]
 
 
 def test_each_step_of_a_rank_raises_its_count_of_moves():
@@ -99,29 +99,29 @@ def test_each_step_of_a_rank_raises_its_count_of_moves():
 
 def test_a_rank_that_has_finished_never_comes():
     stuck = rank(ALL, ALL, stands=[1], needs=(0, 1))
-    proof = prove([rank(ALL), rank(ALL), stuck])
-    assert (proof.kind, proof.ranks) == ("absent", [2])
-    assert str(proof) == "rank 2 waits for ranks 0 and 1, which never came: they have finished."
-    assert prove([rank(ALL), rank(ALL), rank(ALL, stands=[0], needs=(0, 1))]) is None
+    found = read([rank(ALL), rank(ALL), stuck])
+    assert (found.kind, found.ranks) == ("absent", [2])
+    assert str(found) == "rank 2 waits for ranks 0 and 1, which did not come: they have finished."
+    assert read([rank(ALL), rank(ALL), rank(ALL, stands=[0], needs=(0, 1))]) is None
 
 
-def test_unequal_collectives_are_proven_only_if_all_their_ranks_wait():
+def test_unequal_collectives_are_read_only_if_all_their_ranks_wait():
     meets = [
         rank(ALL, stands=[0], needs=(1, 2)),
         rank(ALL, stands=[0], needs=(0, 2), signature="barrier"),
         rank(ALL, stands=[0], needs=(0, 1)),
     ]
-    proof = prove(meets)
-    assert (proof.kind, proof.ranks) == ("disagree", [0, 1])
-    assert "number 1 of their group: rank 0 called all_reduce of float32[3], rank 1 barrier." in str(proof)
-    for busy in (None, Snapshot(0), meets[2]._replace(why="has a thread")):
-        assert prove([*meets[:2], busy]) is None
+    found = read(meets)
+    assert (found.kind, found.ranks) == ("disagree", [0, 1])
+    assert "number 1 of their group: rank 0 called all_reduce of float32[3], rank 1 barrier." in str(found)
+    for busy in (None, Snapshot(()), meets[2]._replace(may_end="has a limit")):
+        assert read([*meets[:2], busy]) is None
     told = [
         rank(message("send", 0, 1), stands=[0], needs=(1,), signature="8 float32"),
         rank(message("recv", 0, 1), stands=[0], needs=(0,), signature="16 float32"),
     ]
-    assert "do not agree on message number 1 of theirs: rank 0 passed 8" in str(prove(told, course=True))
-    assert prove(told) is None, "PyTorch allows it, or raises an error"
+    assert "do not agree on message number 1 of theirs: rank 0 passed 8" in str(read(told, course=True))
+    assert read(told) is None, "PyTorch allows it, or raises an error"
 
 
 def test_a_receive_from_any_rank_may_have_taken_the_message_that_seems_not_to_fit():
@@ -130,7 +130,7 @@ def test_a_receive_from_any_rank_may_have_taken_the_message_that_seems_not_to_fi
         rank(message("send", 0, 1), stands=[0], needs=(1,), signature="8 float32"),
         rank(takes, message("recv", 0, 1), stands=[1], needs=(0,), signature="16 float32"),
     ]
-    assert prove(looks) is prove(looks, course=True) is None
+    assert read(looks) is read(looks, course=True) is None
 
 
 @pytest.mark.parametrize(
@@ -144,20 +144,26 @@ def test_a_receive_from_any_rank_may_have_taken_the_message_that_seems_not_to_fi
     ],
     ids=["one was not seen", "one of two may end"],
 )
-def test_a_wait_that_may_still_end_is_not_proven(looks):
-    assert prove(looks) is None
+def test_a_wait_that_may_still_end_has_no_reading(looks):
+    assert read(looks) is None
 
 
 @settings(max_examples=PROGRAMS)
 @given(st.integers(0, 2**32))
-def test_the_proof_is_right_in_every_state_of_random_programs(seed):
+def test_the_reading_is_right_in_every_state_of_random_programs(seed):
     programs.check(programs.random_program(random.Random(seed)))
 
 
-def test_random_programs_on_ranks():
+def test_random_programs_on_ranks(sooner):
     draw = random.Random(1)
     made = filter(programs.can_run, (programs.random_program(draw) for _ in iter(int, 1)))
     assert 3 < len(programs.on_ranks(itertools.islice(made, 25)))
+
+
+@pytest.fixture
+def sooner(monkeypatch):
+    """A hang ends its call after three polls: what is tested is not how long it takes."""
+    monkeypatch.setattr(polls, "POLLS", 2)
 
 
 def without(op: str, root: int, missing: int) -> None:
@@ -177,7 +183,7 @@ def without(op: str, root: int, missing: int) -> None:
 
 
 @pytest.mark.parametrize("op", ["broadcast", "reduce", "gather", "scatter", "all_reduce", "all_to_all"])
-def test_which_ranks_end_a_collective_without_a_missing_rank(world, op):
+def test_which_ranks_end_a_collective_without_a_missing_rank(world, op, sooner):
     for root in (0, 2):
         for missing in range(4):
             with pytest.raises(RankError) as caught:
@@ -187,11 +193,11 @@ def test_which_ranks_end_a_collective_without_a_missing_rank(world, op):
             assert caught.value.kind == "deadlock" and left == set(range(4)) - stuck, (root, missing)
 
 
-def test_the_picture_says_what_the_proof_says(world):
+def test_the_picture_says_what_the_reading_says(world):
     with pytest.raises(RankError) as caught:
         world.run(without, "gather", 0, 3)
     assert draw.waiting(caught.value).alt == f"Who waits for whom. {caught.value.deadlock}"
-    assert "rank 0 waits for rank 3, which never came" in str(caught.value.deadlock)
+    assert "rank 0 waits for rank 3, which did not come" in str(caught.value.deadlock)
 
 
 def test_nccl_keeps_a_message_and_gloo_does_not():
@@ -213,7 +219,7 @@ def sent_by_nobody():
         dist.irecv(torch.ones(3), 1)
         dist.barrier()
     else:
-        time.sleep(1)  # a proof takes less
+        time.sleep(1)
         dist.barrier()
 
 
@@ -264,3 +270,15 @@ def begins_late():
 def test_a_rank_that_has_not_begun_the_call_is_not_judged_by_the_one_before(world):
     world.run(begins_late)
     assert world.run(lambda: dist.all_reduce(torch.ones(4))) is not None
+
+
+def test_polls_count_from_the_first_that_finds_a_reading_without_a_movement():
+    stuck = [rank(ALL), rank(ALL), rank(ALL, ALL, stands=[1], needs=(0, 1))]
+    moved = stuck[2]._replace(moves=(7,))
+    busy, stillness = Snapshot((1,)), Stillness()
+    seen = []
+    for last in (busy, stuck[2], stuck[2], stuck[2], None, stuck[2], stuck[2], moved, moved):
+        stillness.add([*stuck[:2], last])
+        seen.append(stillness.polls)
+    assert seen == [0, 0, 1, 2, 0, 0, 1, 0, 1]
+    assert stillness.reading.kind == "absent"

@@ -18,8 +18,9 @@ from three_axes.count.moves import Begun, Channel, Operation, Snapshot, Waiting
 EVERYBODY = (0, 1, 2)
 CHANNEL = Channel("collective", "0", EVERYBODY)
 # Answers of a rank to a poll: it waits in a collective, it waits in no operation, it has finished.
-STANDS = Snapshot(1, Waiting((Operation(CHANNEL, 1, EVERYBODY),)), False, {CHANNEL: Begun(1)})
-BUSY, FINISHED = Snapshot(0), Snapshot(0, ended=True)
+STANDS = Snapshot((1,), Waiting((Operation(CHANNEL, 1, EVERYBODY),)), False, {CHANNEL: Begun(1)})
+BUSY, FINISHED = Snapshot(()), Snapshot((), ended=True)
+THREAD = STANDS._replace(thread="has a thread")
 
 
 class Ranks(SimpleNamespace):
@@ -47,21 +48,23 @@ def at_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "looks, used",
+    "looks",
     [
-        ([(STANDS, STANDS)] * 3, 2),
-        ([(STANDS, BUSY)] * 3 + [(STANDS, STANDS), (STANDS, BUSY)] + [(STANDS, STANDS)] * 3, 7),
-        ([(STANDS, STANDS), (None, STANDS), (STANDS._replace(moves=2), STANDS), (STANDS, STANDS)] * 2, 5),
+        [],
+        [(STANDS, STANDS)] * 9 + [(STANDS, BUSY)],
+        [(STANDS, STANDS)] * 9 + [(None, STANDS), (STANDS, None)],
+        [(STANDS, STANDS)] * 5 + [(STANDS._replace(moves=(2,)), STANDS)],
+        [(STANDS, THREAD)] * 20,
     ],
-    ids=["all stand", "one is busy", "one moves unseen"],
+    ids=["all stand", "one is busy", "one does not answer", "one moves", "a thread may act"],
 )
-def test_two_looks_without_a_movement_between_them_are_a_proof(looks, used):
-    ranks = Ranks(looks + [(STANDS, STANDS)] * 2)
+def test_a_call_ends_after_ten_polls_in_a_row_without_a_movement(looks):
+    ranks = Ranks(looks + [(STANDS, STANDS)] * (polls.POLLS + 3))
     made = polls.Polls(ranks, 1)
-    while not made.is_proven({2: ()}, None):
+    while not made.end({2: ()}, None):
         pass
     assert made.found.kind == "absent" and made.found.finished == [2]
-    assert len(list(ranks.looks)) == len(looks) + 2 - used
+    assert len(list(ranks.looks)) == 2, "the first poll finds it, and ten more find it again"
 
 
 SAID = "no counted operation has begun and no counted wait has ended for 0 s"
@@ -72,10 +75,10 @@ SAID = "no counted operation has begun and no counted wait has ended for 0 s"
     [
         ([(BUSY, BUSY)] * 2, [f"{SAID}. rank 0 had finished; ranks 1 and 2 did not answer"]),
         ([(BUSY, None)] * 2, [f"{SAID}, as far as ranks answer. rank 0 "]),
-        ([(Snapshot(k), None) for k in range(3)], []),
-        ([(Snapshot(k), BUSY) for k in range(3)], []),
-        ([(BUSY, BUSY), (BUSY, BUSY), (Snapshot(1), BUSY)], [SAID, ""]),
-        ([(BUSY, BUSY), (None, BUSY), (Snapshot(1), BUSY)], [SAID, ""]),
+        ([(Snapshot((k,)), None) for k in range(3)], []),
+        ([(Snapshot((k,)), BUSY) for k in range(3)], []),
+        ([(BUSY, BUSY), (BUSY, BUSY), (Snapshot((1,)), BUSY)], [SAID, ""]),
+        ([(BUSY, BUSY), (None, BUSY), (Snapshot((1,)), BUSY)], [SAID, ""]),
     ],
 )
 def test_a_note_says_where_ranks_are_and_for_how_long(monkeypatch, looks, said):
@@ -85,7 +88,7 @@ def test_a_note_says_where_ranks_are_and_for_how_long(monkeypatch, looks, said):
     notes = []
     made = polls.Polls(Ranks([(*pair, BUSY) for pair in looks]), 1, notes.append)
     for _ in looks:
-        made.is_proven({}, None)
+        made.end({}, None)
         time.sleep(0.06)
     assert len(notes) == len(said) and all(map(str.startswith, notes, said))
 
@@ -113,5 +116,5 @@ def test_without_counting_no_note_speaks_of_movement(monkeypatch):
 
 def test_a_line_of_code_is_in_the_note_as_it_is_in_its_file(tmp_path):
     (file := tmp_path / "a.py").write_text("x = 1   # one\n")
-    where = {"running": 1, "line": lines.Line(str(file), 1, "f"), "in": None, "waits": False, "help": ""}
+    where = {"running": 1, "line": lines.Line(str(file), 1, "f"), "in": None, "waits": False, "may": ""}
     assert failure.standing([RankStatus(where=where)]) == "rank 0 was at a.py, line 1:  x = 1   # one"

@@ -12,12 +12,11 @@ from ..doors import door
 __getattr__, __dir__ = door(
     __name__,
     clock=["Span", "Timeline", "shortest"],
-    deadlock=["Deadlock"],
+    deadlock=["Deadlock", "Stillness"],
     interpose=["interposer"],
     meter=["Recorder"],
+    moves=["OwnThread"],
     report=["CollectiveCount", "Report"],
-    standstill=["Reading", "Standstill"],
-    threads=["OwnThread"],
     traffic=["Traffic", "side_by_side"],
-    wire=["cut"],
+    wire=["cut", "is_lost"],
 )

@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .. import lines
 from ..paper.placement import Placement
 from ..pytorch_private import RESOLVE, functional
+from ..replaced import Replaced
 
 FSDP, PIPELINING = "_fully_shard", "distributed/pipelining"  # parts of the paths of PyTorch's modules
 FRAMES = 30  # how many callers of a collective are searched for these modules
@@ -46,6 +47,7 @@ class AxisNames:
         self._asked: dict[str, set[str]] = {}  # name of a group -> the dimensions with which it was requested
         self._declared: dict[tuple[int, ...], set[str]] = {}  # ranks of a group -> the axes declared for it
         self._resolved: tuple[str, str] | None = None  # group and dimension of the next collective
+        self._replaced = Replaced()
 
     def forget(self) -> None:
         """Forget the names with which groups were requested."""
@@ -69,15 +71,13 @@ class AxisNames:
     def listen(self) -> None:
         """From now on, record for which mesh dimension a group is requested."""
         self._get_group, self._resolve = DeviceMesh.get_group, getattr(functional, RESOLVE, None)
-        DeviceMesh.get_group = lambda mesh, mesh_dim=None: self._get(mesh, mesh_dim)  # type: ignore[assignment]
+        self._replaced.put(DeviceMesh, "get_group", lambda mesh, mesh_dim=None: self._get(mesh, mesh_dim))
         if self._resolve:
-            setattr(functional, RESOLVE, lambda group, tag="": self._about_to_call(group, tag))
+            self._replaced.put(functional, RESOLVE, lambda group, tag="": self._about_to_call(group, tag))
 
     def leave(self) -> None:
         """Undo `listen`: restore PyTorch's own functions."""
-        DeviceMesh.get_group = self._get_group
-        if self._resolve:
-            setattr(functional, RESOLVE, self._resolve)
+        self._replaced.restore()
 
     def _get(self, mesh: DeviceMesh, dim):
         group = self._get_group(mesh, dim)

@@ -1,21 +1,20 @@
-"""Proves that ranks wait for each other for ever.
+"""Reads, from the states of all ranks, which ranks wait for which, and who has not come.
 
 A rank's collective ends when certain other ranks have begun it too: those whose data this rank needs, and
 those that need its data (`paper.collectives.needs`). A receive ends when the send has begun, and a send when
-the receive has begun: gloo blocks the sender until then, whatever the size. A deadlock is proven only if
-three things hold. Each rank has ended, or its main thread is blocked in an operation that another rank has
-not begun. No operation that was begun is about to end. Nothing else in any process can act (`threads`). Then
-no rank can begin the missing operations.
+the receive has begun: gloo blocks the sender until then, whatever the size.
 
-T. Hilbrich et al. prove deadlocks of MPI in this way: "MPI Runtime Error Detection with MUST: Advances in
-Deadlock Detection" (2012). `tests/count/test_deadlock.py` checks this proof in all orders of the events of
-random programs, and on real ranks.
+`read` has a reading only if each rank has ended, or its main thread waits in an operation of which another
+rank has not begun its side. `Stillness` compares such readings, poll after poll: a World ends a call in which
+nothing has moved for two seconds. Nothing is proven by that. `tests/count/test_deadlock.py` tries the reading
+in all orders of the events of random programs, and on real ranks.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,14 +46,14 @@ class Wait(NamedTuple):
 CYCLES = {
     frozenset({"send"}): "everybody sends before anybody receives",
     frozenset({"recv"}): "everybody receives before anybody sends",
-    frozenset({"collective"}): "each is in another collective. All ranks must call the collectives of their"
-    " groups in the same order",
+    frozenset({"collective"}): "each is in another collective. Let all ranks of a group call its collectives"
+    " in the same order",
 }
 
 
 @dataclass
 class Deadlock:
-    """All ranks have ended, or can never go on. `str` explains why.
+    """Each rank has ended, or waits for a rank that has not come. `str` says who waits for whom.
 
     kind: 'disagree', two ranks called one operation with signatures that do not match; 'absent', ranks wait
     for ranks that have ended; 'cycle', each of several ranks waits for the next, and the last for the first.
@@ -84,17 +83,17 @@ class Deadlock:
         waiting = sorted({wait.rank for wait in self.waits})
         absent = sorted({wait.other for wait in self.waits})
         return (
-            f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(absent)}, which never"
-            f" came: {'it has' if len(absent) == 1 else 'they have'} finished."
+            f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(absent)}, which did not"
+            f" come: {'it has' if len(absent) == 1 else 'they have'} finished."
         )
 
     def _disagree(self) -> str:
         one, other = self.waits
         which, called = f"message number {one.operation.number} of theirs", "passed"
-        rule = "Both sides must name one size and type"
+        rule = "Let both sides name one size and type"
         if one.operation.channel.kind == "collective":
             which, called = f"collective number {one.operation.number} of their group", "called"
-            rule = "All ranks of a group must call the same collectives in the same order, with tensors alike"
+            rule = "Let all ranks of a group call the same collectives in the same order, with tensors alike"
         return (
             f"rank {one.rank} and rank {other.rank} do not agree on {which}: rank {one.rank} {called}"
             f" {one.signature}, rank {other.rank} {other.signature}. {rule}."
@@ -109,19 +108,18 @@ def _apart(one: Channel, other: Channel) -> str:
     return f"these never match, because they differ in {' and '.join(differ)}" if differ else ""
 
 
-def prove(snapshots: Sequence[Snapshot | None], course: bool = False) -> Deadlock | None:
-    """The proof that no rank can ever continue; None if there is none.
+def read(snapshots: Sequence[Snapshot | None], course: bool = False) -> Deadlock | None:
+    """Who waits for whom, if each rank has ended or waits for a rank that has not come; else None.
 
-    snapshots[r]: the state of rank r, all at one moment; None if it is not known. course: whether the ranks
-    are a World's. There, tensors that do not match are an error, even if PyTorch would exchange them and
-    continue.
+    snapshots[r]: the state of rank r; None if it is not known. course: whether the ranks are a World's.
+    There, tensors that do not match are an error, even if PyTorch would exchange them and continue.
     """
-    known = [one for one in snapshots if one and not one.why and (one.waiting or one.ended)]
+    known = [one for one in snapshots if one and not one.may_end and (one.waiting or one.ended)]
     if len(known) < len(snapshots):
         return None
     all_ranks, finished = _Ranks(known, course), [r for r, one in enumerate(known) if one.ended]
     waits = {r: all_ranks.waits(r, waiting) for r, waiting in all_ranks.waiting.items()}
-    if not waits or any(_may_go_on(*of_rank) for of_rank in waits.values()) or all_ranks.is_under_way():
+    if not waits or any(_may_go_on(*of_rank) for of_rank in waits.values()):
         return None
     edges = [wait for operations, _ in waits.values() for missing in operations for wait in missing]
     if found := next((wait for wait in edges if wait.instead), None):
@@ -130,6 +128,43 @@ def prove(snapshots: Sequence[Snapshot | None], course: bool = False) -> Deadloc
     if absent := [wait for wait in edges if wait.other in finished]:
         return Deadlock("absent", absent, edges, finished)
     return Deadlock("cycle", _shortest_cycle(edges), edges, finished)
+
+
+class Stillness:
+    """Compares the states of all ranks, poll after poll.
+
+    reading: what the last poll shows (`read`); None if a rank has not answered, or may go on. polls: how many
+    polls in a row have found that reading after the first that did, without a movement between them.
+    """
+
+    def __init__(self, course: bool = False):
+        self._course = course
+        self._moves: dict[int, Hashable] = {}  # rank -> the moves of its last state
+        self._since, self._is_whole = time.monotonic(), True
+        self.reading: Deadlock | None = None
+        self.polls = 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the last poll that found a movement; 0 if no rank has answered yet."""
+        return time.monotonic() - self._since if self._moves else 0.0
+
+    def add(self, states: Sequence[Snapshot | None]) -> None:
+        """Add a poll. states[r]: the state of rank r; None if it does not answer. Then it counts as not
+        moved, and there is no reading.
+        """
+        moves = {rank: (one.moves, one.ended) for rank, one in enumerate(states) if one}
+        has_moved = any(self._moves.get(rank) != its for rank, its in moves.items())
+        if has_moved:
+            self._since = time.monotonic()
+        before, self.reading = self.reading, read(states, self._course)
+        self._moves, self._is_whole = self._moves | moves, len(moves) == len(states)
+        self.polls = self.polls + 1 if before and self.reading and not has_moved else 0
+
+    def __str__(self) -> str:
+        """A sentence on the seconds since the last movement."""
+        still = f"no counted operation has begun and no counted wait has ended for {int(self.seconds)} s"
+        return still if self._is_whole else f"{still}, as far as ranks answer"
 
 
 def _may_go_on(operations: list[list[Wait]], every: bool) -> bool:
@@ -146,17 +181,7 @@ class _Ranks:
     def __init__(self, snapshots: Sequence[Snapshot], course: bool):
         self._course = course
         self.begun = [one.begun for one in snapshots]
-        self.open = [one.open for one in snapshots]
         self.waiting = {r: one.waiting for r, one in enumerate(snapshots) if one.waiting and not one.ended}
-
-    def is_under_way(self) -> bool:
-        """Whether an operation that no rank waits for now has begun on all sides, and so will end. Its end
-        may call a function of the program. Messages over gloo are left out, because they have no future on
-        which such a function could be registered.
-        """
-        each = [(rank, operation) for rank, operations in enumerate(self.open) for operation in operations]
-        each = [(rank, o) for rank, o in each if o.channel.kind == "collective" or not o.on_gloo]
-        return any(not any(self.missing(rank, operation)) for rank, operation in each)
 
     def waits(self, rank: int, waiting: Waiting) -> tuple[list[list[Wait]], bool]:
         """(for each operation in which the rank is blocked, its waits; whether all of these must end)."""
@@ -197,7 +222,7 @@ class _Ranks:
         channel = operation.channel
         if self._course:
             return one != other and not target_receives_any(channel, self.begun)
-        if channel.kind != "collective" or not operation.on_gloo:
+        if channel.kind != "collective":
             return False
         kind = lambda words: re.split(r" (?:of|\()", words)[0].replace("reduce_scatter", "all_reduce")
         root = lambda words: words.partition(" with root ")[2]

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import wraps
 from typing import Any, Protocol
 
 import torch
@@ -23,8 +23,8 @@ import torch.distributed as dist
 
 from .. import devices, pytorch_private
 from ..paper.collectives import ROOTED, needs
+from ..replaced import Replaced
 from .axes import AxisNames
-from .beside import Beside
 from .moves import Channel
 from .operators import (
     OPERATORS,
@@ -159,9 +159,6 @@ class Listener:
     def waited_for_ddp(self, start: float, backward: int) -> None:
         """DDP's wait at the end of this backward is over: all its buckets have ended."""
 
-    def bypassed(self, what: str) -> None:
-        """This process has sent or received data without passing the interposer."""
-
 
 class Network(Protocol):
     """An emulated network (`helpers.emulate`): each collective takes as long as it would on that network."""
@@ -176,6 +173,9 @@ class Network(Protocol):
     def hold(self, ticket, group, work, result) -> dist.Work:
         """A Work that ends when `work` would end on the emulated network. result: that of its future."""
 
+    def holds(self) -> bool:
+        """Whether an operation of this rank has ended on this machine, but not yet on that network."""
+
     def close(self) -> None:
         """End all delays."""
 
@@ -184,28 +184,23 @@ class Interposer:
     """Replaces PyTorch's operators and calls the listeners. A process has one: `interposer`.
 
     fabric: the emulated network, if there is one. is_issuing: whether PyTorch's own operator runs for a
-    collective; some backends block there until the collective has ended. wait_for: PyTorch's `Work.wait`.
-    beside: notices calls that pass no operator, as long as there are listeners.
+    collective; some backends block there until the collective has ended. is_capturing: whether the program
+    captures a CUDA graph: then the GPU must not be queried. wait_for: PyTorch's `Work.wait`.
     """
 
     def __init__(self):
-        self.axes, self.is_issuing = AxisNames(), False
+        self.axes, self.is_issuing, self.is_capturing = AxisNames(), False, False
         self.fabric: Network | None = None
         self._listeners: list[Listener] = []
         self._watched: set[int] = set()  # numbers of backwards for whose end a callback is queued
         self.wait_for, self._future_of = dist.Work.wait, dist.Work.get_future
         self._thread = threading.local()
-        self.beside: Beside | None = None
+        self._replaced = Replaced()
 
     def _notify(self, name: str, *arguments) -> None:
         """Call the method `name` of every listener."""
         for listener in self._listeners:
             getattr(listener, name)(*arguments)
-
-    @property
-    def is_capturing(self) -> bool:
-        """Whether a CUDA graph is being captured: then the GPU must not be queried."""
-        return self.beside is not None and self.beside.is_capturing
 
     @contextmanager
     def unobserved(self) -> Iterator[None]:
@@ -247,25 +242,54 @@ class Interposer:
             self._libraries[0].impl(name, self._replacement_of(name), _KEY, with_keyset=True)
         self._libraries[1].impl("wait_tensor", self._wait_tensor, _KEY, with_keyset=True)
         self.wait_for, self._future_of = dist.Work.wait, dist.Work.get_future
-        dist.Work.get_future = lambda work: self._giving_future(work)  # type: ignore[assignment]
-        dist.Work.wait = lambda work, *args, **kwargs: self._waiting(work, args, kwargs)
-        issued = lambda group, *device: self._batch_issued(group, *device)
+        put = self._replaced.put
+        put(dist.Work, "get_future", lambda work: self._giving_future(work))
+        put(dist.Work, "wait", lambda work, *args, **kwargs: self._waiting(work, args, kwargs))
         self._end_batch = getattr(dist.ProcessGroup, pytorch_private.END_OF_BATCH, None)
         if self._end_batch:
-            setattr(dist.ProcessGroup, pytorch_private.END_OF_BATCH, issued)
+            issued = lambda group, *device: self._batch_issued(group, *device)
+            put(dist.ProcessGroup, pytorch_private.END_OF_BATCH, issued)
+        if barrier := getattr(dist.ProcessGroup, "monitored_barrier", None):
+            put(dist.ProcessGroup, "monitored_barrier", self._monitored(barrier))
+        for name, begins in (("capture_begin", True), ("capture_end", False)):
+            if call := getattr(torch.cuda.CUDAGraph, name, None):
+                put(torch.cuda.CUDAGraph, name, self._capturing(call, begins))
         self.axes.listen()
-        self.beside = Beside(partial(self._notify, "bypassed"), partial(self._notify, "failed", None))
 
     def _uninstall(self) -> None:
         for library in self._libraries:
             library._destroy()
-        dist.Work.wait, dist.Work.get_future = self.wait_for, self._future_of
-        if self._end_batch:
-            setattr(dist.ProcessGroup, pytorch_private.END_OF_BATCH, self._end_batch)
+        self._replaced.restore()
         self.axes.leave()
-        if self.beside:
-            self.beside.leave()
-            self.beside = None
+
+    def _monitored(self, barrier):
+        """A replacement for `monitored_barrier`, which passes no operator: call the listeners if it fails."""
+
+        @wraps(barrier)
+        def replacement(*args, **kwargs):
+            try:
+                return barrier(*args, **kwargs)
+            except BaseException:
+                self._notify("failed", None)
+                raise
+
+        return replacement
+
+    def _capturing(self, call, begins: bool):
+        """A replacement for the call that begins or ends the capture of a CUDA graph: set `is_capturing`."""
+
+        @wraps(call)
+        def replacement(*args, **kwargs):
+            captures_after, self.is_capturing = begins, True
+            try:
+                return call(*args, **kwargs)
+            except BaseException:
+                captures_after = False
+                raise
+            finally:
+                self.is_capturing = captures_after
+
+        return replacement
 
     def _replacement_of(self, operator: str):
         """A function that calls the listeners, and PyTorch's operator of this name."""

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from .. import lines, pytorch_private
-from . import threads, wire
+from . import wire
 from .clock import Span
 from .interpose import Call, Listener, interposer
 from .moves import NEVER, Channel, GpuProgress, Moves, Operation, Waiting, any_source
@@ -91,8 +91,8 @@ class Recorder(Listener):
     def __init__(self, box: int | None = None, on: bool = True, spans: int = 1_000_000):
         self.box, self.on, self.most_spans = box, on, spans
         self.sockets, self.moves = wire.Sockets(), Moves()
-        self.moves.open = self._under_way
-        self.moves.forbids = lambda: interposer.beside.forbids() if interposer.beside else ""
+        self.moves.carried = self.sockets.carried
+        self.moves.is_held = lambda: interposer.fabric is not None and interposer.fabric.holds()
         self._thread = threading.local()  # what this thread is issuing (operation), and when (issued_at)
         self.last: dict | None = None  # the collective issued last, as in the box; None without a box
         self._known_groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
@@ -227,8 +227,8 @@ class Recorder(Listener):
         channel, signature = call.channel, call.signature
         number = self.moves.begin(channel, signature)
         operation = Operation(channel, number, call.needs, call.limit, call.backend == "gloo")
-        if call.backend not in ("", "gloo", "nccl"):
-            self.bypassed(f"has used the backend {call.backend!r}")
+        # Some backends block until others have come, PyTorch's debug level DETAIL among them.
+        self.moves.wait_begins(lambda: Waiting((operation,) if interposer.is_issuing else ()))
         self._thread.operation = operation
         if self.box is not None:
             self._note(call, operation, signature, self.box)
@@ -280,7 +280,7 @@ class Recorder(Listener):
         if begun:
             operations = tuple(self._awaited_now(issued, limit) for issued in known or begun)
             if on is None:  # between `waits` and DDP's wait, which is in C++, callbacks of the user may run
-                self.moves.wait_begins(lambda: Waiting(operations if threads.is_in_backward() else (), False))
+                self.moves.wait_begins(lambda: Waiting(operations if _is_in_backward() else (), False))
             else:  # `known` has several if results of several collectives share a storage
                 every = len(known) == 1 or isinstance(on, dist.Work)
                 self.moves.wait_begins(partial(Waiting, operations, every))
@@ -337,13 +337,6 @@ class Recorder(Listener):
         for issued in buckets:  # gloo completes the future, for which DDP waits, just before the Work
             issued.ended = True
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
-
-    def bypassed(self, what: str) -> None:
-        """From here on nothing is proven about this rank in this call. what: the reason, for the message."""
-        self.moves.bypass = what
-
-    def _under_way(self) -> tuple[Operation, ...]:
-        return tuple(issued.operation for issued in list(self._open) if not issued.has_ended())
 
     def _waited_after_all(self, work: dist.Work) -> None:
         """If this Work ended before any wait, do not count it as unawaited any more."""
@@ -423,6 +416,12 @@ class Recorder(Listener):
         row.waited += end - start
         if end - start > 1e-4:  # a shorter span would not be visible
             self.keep(Span("wait", f"{row.op} {row.axis}", start, end))
+
+
+def _is_in_backward() -> bool:
+    """Whether the main thread is in PyTorch's C++ code for a backward, and in no Python code called by it."""
+    frame = lines.frames_of_threads().get(threading.main_thread().ident or 0)
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
 
 
 def _is_receive(channel: Channel) -> bool:

@@ -1,4 +1,5 @@
-"""Records which operations (collectives, sends, receives) a rank has begun, and which one it waits in.
+"""Records which operations (collectives, sends, receives) a rank has begun, and which one it waits in; and
+what else in its process may still act.
 
 Ranks can be compared by counts alone. The third collective of a group is the third on every rank. The third
 message from one rank to another, in a group and with a tag, is the third that the other receives. Operations
@@ -15,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from .threads import Baseline
+from .. import lines
 
 KEPT = 200  # the last operations of each channel whose signatures are kept, to be compared
-PATIENT = 60.0  # seconds; under a shorter timeout no hang is proven, since the program may rely on it
+PATIENT = 60.0  # seconds: a program may rely on a shorter timeout, so an operation that has one may still end
 NEVER = float("inf")  # seconds: an operation without a timeout
 
 
@@ -101,16 +102,43 @@ class GpuProgress(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The state of one rank at one moment. `begun` and `open` are empty if the rank neither waits nor has
-    ended, because no proof needs them then.
+    """The state of one rank at one moment. All but `moves` is empty if the rank neither waits in an operation
+    nor has ended.
     """
 
-    moves: int  # if two snapshots have the same number, the rank made no move in between (see `Moves`)
+    moves: tuple[int, ...]  # if two snapshots have the same, the rank made no move in between (see `Moves`)
     waiting: Waiting | None = None  # what its main thread waits for; None if it does not wait in an operation
     ended: bool = False  # whether it has ended the call, and runs no more of the user's code
     begun: dict[Channel, Begun] = {}  # all operations that it has begun
-    open: tuple[Operation, ...] = ()  # those that have not ended, except the ones it waits for
-    why: str = ""  # what forbids a proof; '' if nothing does
+    may_end: str = (
+        ""  # why its wait may still end by itself, as words that follow 'rank 0'; '' if nothing does
+    )
+    thread: str = (
+        ""  # a thread that runs Python beside the main thread and may act, in such words; '' if none
+    )
+
+
+class OwnThread(threading.Thread):
+    """A thread of this project, which never frees a rank. It ends with the process."""
+
+    def __init__(self, target: Callable[[], None]):
+        super().__init__(target=target, name="three-axes", daemon=True)
+
+
+def threads() -> set[int]:
+    """The threads that run Python in this process, without the main thread and this project's. Threads of C++
+    are not among them, unless one is in a function of Python.
+    """
+    own = {thread.ident for thread in threading.enumerate() if isinstance(thread, OwnThread)}
+    return set(lines.frames_of_threads()) - own - {threading.main_thread().ident}
+
+
+def _in_words(ident: int) -> str:
+    """'has a thread 'heartbeat' in train.py, line 3'."""
+    names = {thread.ident: f" {thread.name!r}" for thread in threading.enumerate()}
+    frame = lines.frames_of_threads().get(ident)
+    at = lines.innermost(frame) or next(lines.outwards(frame), None)
+    return f"has a thread{names.get(ident, '')}" + (f" in {lines.place(at)}" if at else "")
 
 
 def _is_main() -> bool:
@@ -119,24 +147,25 @@ def _is_main() -> bool:
 
 
 class Moves:
-    """Records this rank's operations and waits in one call. A begun operation, and the begin and the end of a
-    wait, are its moves. baseline: the threads and processes that ran before the user's code.
+    """Records this rank's operations and waits in one call. A begun operation, the begin and the end of a
+    wait, and bytes that its connections have carried are its moves.
     """
 
     def __init__(self):
         self._count = itertools.count(1)
         self._moves = 0  # each move gets a new number, even if threads move at the same time
-        self.baseline = Baseline()
+        self._known: set[int] | None = None  # threads that ran before the user's first code
         # Two functions that the recorder sets.
-        self.open: Callable[[], tuple[Operation, ...]] = tuple  # returns the operations that have not ended
-        self.forbids: Callable[[], str] = str  # returns what else forbids a proof; '' if nothing does
+        self.carried: Callable[[], int] = int  # returns the bytes that this rank's connections have carried
+        self.is_held: Callable[[], bool] = bool  # returns whether an emulated network holds an operation back
         self.start()
 
     def start(self) -> None:
         """Forget all that was begun: a new call starts."""
         self.begun: dict[Channel, Begun] = {}
         self._waiting: Callable[[], Waiting] | None = None  # returns what the main thread waits for
-        self.bypass = ""  # what the program did without passing the interposer; it forbids a proof
+        if self._known is None:
+            self._known = threads()
         self._move()
 
     def _move(self) -> None:
@@ -174,21 +203,26 @@ class Moves:
         waiting = self._waiting
         return waiting().operations if waiting else ()
 
-    def why(self) -> str:
-        """What forbids a proof about this rank now; '' if nothing does."""
-        if self.bypass:
-            return self.bypass
-        if any(operation.limit < PATIENT for operation in (*self.awaited(), *self.open())):
-            return "has an operation with a limit of less than a minute"
-        return self.forbids() or self.baseline.since()
+    def may_end(self) -> str:
+        """Why the main thread's wait may end by itself, as words that follow 'rank 0'; '' if nothing does."""
+        awaited = self.awaited()
+        if not all(operation.on_gloo for operation in awaited):
+            return "waits on another backend than gloo"
+        if any(operation.limit < PATIENT for operation in awaited):
+            return "waits with a limit of less than a minute"
+        return "has an operation that the emulated network holds back" if self.is_held() else ""
+
+    def thread(self) -> str:
+        """A thread that may act, begun by the user's code, as words that follow 'rank 0'; '' if none runs."""
+        new = threads() - (self._known or set())
+        return _in_words(min(new)) if new else ""
 
     def snapshot(self, ended: bool = False) -> Snapshot | None:
         """The state of this rank now; None if it moved meanwhile. ended: as in `Snapshot`."""
         before, wait = self._moves, self._waiting
         waiting = wait() if wait else None
         if not ended and not (waiting and waiting.operations):
-            return Snapshot(before)
-        awaited = {operation[:2] for operation in waiting.operations} if waiting else ()
-        others = tuple(operation for operation in self.open() if operation[:2] not in awaited)
-        now = Snapshot(before, waiting, ended, dict(self.begun), others, self.why())
+            return Snapshot((before,))
+        moves = before, self.carried()
+        now = Snapshot(moves, waiting, ended, dict(self.begun), self.may_end(), self.thread())
         return now if self._moves == before else None

@@ -20,9 +20,11 @@ def _count(sub: argparse.ArgumentParser) -> None:
         default=[],
         help="name unnamed groups: tp=[[0,1],[2,3]], repeated for each axis, or a mesh: dp=2,tp=2",
     )
-    sub.add_argument("--watch", action="store_true", help="report if no rank can ever go on")
     sub.add_argument(
-        "--exit", type=int, metavar="CODE", help="with --watch: then end the job with this status"
+        "--watch", action="store_true", help="print where each rank is when none has moved for 5 s"
+    )
+    sub.add_argument(
+        "--exit", type=int, metavar="CODE", help="with --watch: end a job that hangs, with this status"
     )
     job = sub.add_argument_group("predicted beside counted", "what is trained, and how it is split")
     job.add_argument("--model", help="a name, or a JSON file, as for plan")

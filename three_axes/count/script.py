@@ -54,7 +54,8 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
     counter = Counter(trace=args.trace is not None, box=watch.box() if args.watch else None)
     _kept.append(counter)
     counted, exit_process, me = Counted(counter, AT_THE_END), os._exit, os.getpid()
-    watches = watch.Watch(counter, say, lambda: args.exit and exit_process(args.exit)) if args.watch else None
+    end = partial(exit_process, args.exit) if args.exit else None
+    watches = watch.Watch(counter, say, end) if args.watch else None
 
     def finish() -> None:
         if os.getpid() != me:  # a process that the script has forked has no report

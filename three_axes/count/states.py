@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from .. import lines
 from ..table import ranks
 from .moves import Begun, Channel, GpuProgress, Snapshot, sides_of
-from .standstill import Reading
 
 Words = tuple[str, str]  # a description of what a rank does, for one rank and for several: (waits, wait)
 SILENT: Words = "does not answer", "do not answer"
@@ -25,6 +23,7 @@ class State(NamedTuple):
     last: dict | None = None
     gpu: GpuProgress | None = None  # on NCCL
     begun: dict[Channel, list[tuple[int, str]]] = {}  # on NCCL: (number, signature) of its last operations
+    raised: str = ""  # the exception that has ended its script: 'KeyError: 3, in train.py, line 7:  x = y[3]'
 
     @property
     def has_ended(self) -> bool:
@@ -35,6 +34,8 @@ class State(NamedTuple):
         """A description of what the rank does."""
         at = lines.show(self.line) if self.line else "code that is not the script's"
         last = f"began {collective(self.last)} last" if self.last else "began no collective"
+        if self.raised:
+            return (f"raised {self.raised}",) * 2
         if self.has_ended:
             after = f"after {collective(self.last)}" if self.last else "before any collective"
             return (f"ended its script {after}", f"ended their scripts {after}")
@@ -55,11 +56,6 @@ class State(NamedTuple):
             recent[oldest["nth"]] = oldest["signature"]
         return recent
 
-    def reading(self) -> Reading:
-        """The state, in the form in which states of ranks are compared."""
-        moves = self.has_ended, self.snapshot.moves, self.gpu and self.gpu.complete
-        return Reading(moves, math.inf if self.has_ended else self.beat, self.snapshot)
-
 
 def collective(last: dict) -> str:
     """A collective in words: 'all_reduce number 6 of dp, float32[3]'. last: as `Recorder.last`."""
@@ -76,9 +72,11 @@ def from_box(last: dict) -> Words:
 
 
 def places(does: Mapping[int, Words]) -> list[str]:
-    """A line of text for each group of ranks that do the same. does: rank -> `State.does()`."""
+    """A line of text for each group of ranks that do the same, those that raised an exception first. does:
+    rank -> `State.does()`.
+    """
     groups: dict[Words, list[int]] = {}
-    for rank, words in sorted(does.items()):
+    for rank, words in sorted(does.items(), key=lambda one: (not one[1][0].startswith("raised"), one[0])):
         groups.setdefault(words, []).append(rank)
     return [f"    {ranks(group)} {words[len(group) > 1]}" for words, group in groups.items()]
 
@@ -99,20 +97,7 @@ def never_completed(states: Mapping[int, State]) -> list[str]:
     for state in states.values():
         if state.gpu and state.gpu.oldest and (ended := absent(state.gpu.oldest, states)):
             missing[collective(state.gpu.oldest)] = ended
-    return [f"{ranks(ended)} never came to {what}." for what, ended in missing.items()]
-
-
-def may_be_freed(states: Mapping[int, State]) -> bool:
-    """Whether a rank that waits may be freed by an exception: gloo raises when the process of a rank that has
-    ended its script ends too, because its connections close.
-    """
-    over = {rank for rank, state in states.items() if state.has_ended}
-    waits = [state.snapshot.waiting for state in states.values() if not state.has_ended]
-    operations = [
-        operation for waiting in waits if waiting for operation in waiting.operations if operation.on_gloo
-    ]
-    ends = lambda channel: channel.members if channel.kind == "recv_any" else sides_of(channel)
-    return any(not over.isdisjoint(ends(operation.channel)) for operation in operations)
+    return [f"{ranks(ended)} did not come to {what}." for what, ended in missing.items()]
 
 
 def mismatched(states: Mapping[int, State]) -> Iterable[str]:

@@ -1,8 +1,8 @@
-"""`count --watch`: prints where each rank is when none has moved for 5 s, and whether a hang is proven.
+"""`count --watch`: prints where each rank is when none has moved for 5 s, and who waits for whom.
 
 On each rank a thread writes the rank's state to the store (PyTorch's key-value server) with which the ranks
-formed their group. The lowest rank whose script has not ended reads all states, and `standstill` compares
-them. A state that has been written twice since the last reading was made after that reading.
+formed their group. The lowest rank whose script has not ended reads all states, and compares them with those
+of its last poll (`deadlock.Stillness`).
 
 gloo may end a process in the middle of a collective, and other ranks then raise. So each rank also writes its
 last collective to a file in the folder that torchrun made for it: its box, which outlives the process.
@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -26,41 +26,45 @@ import torch.distributed as dist
 from .. import lines
 from ..foreign import DataUnpickler
 from ..table import ranks
+from . import wire
 from .counter import Counter, is_of_reports
+from .deadlock import Stillness
 from .meter import Queue
-from .moves import Snapshot
-from .standstill import Reading, Standstill
-from .states import SILENT, State, absent, from_box, may_be_freed, mismatched, never_completed, places
-from .threads import OwnThread
+from .moves import OwnThread, Snapshot
+from .states import SILENT, State, absent, from_box, mismatched, never_completed, places
 
 EVERY = 0.15  # least seconds between two polls of all states
 MANY = 300  # most states that one rank reads in a second: in a large job polls are less frequent
 SELDOM = 1.0  # seconds between the states that a rank writes while it is in no collective
 RECENT = 8  # operations of each channel whose signatures a rank on NCCL writes, to be compared
 AGAIN = 60.0  # seconds after which the same positions of all ranks are printed again
+LONG = (
+    60.0  # seconds without a movement, while each rank waits for another, after which `--exit` ends the job
+)
 ON_NCCL = """\
 watching ranks on NCCL, where the host does not wait for its GPU. Known are the collectives that each rank has
-begun, those that its GPU has completed, and the line of its main thread. A hang is proven only if a rank has
-ended its script; at NCCL's own timeout, 10 minutes, its flight recorder (torchfrtrace) has more."""
+begun, those that its GPU has completed, and the line of its main thread. --exit ends the job only if a rank
+has ended its script; at NCCL's own timeout, 10 minutes, its flight recorder (torchfrtrace) has more."""
 BOX = "last-collective"  # file name of the box
 
 
 class Watch:
     """Writes this rank's state until `leave`, and judges those of all ranks if this is the lowest one left.
 
-    say: prints a text. proven: is called after a text says that no rank can ever continue.
+    say: prints a text. end: ends the job; is called after a text says why.
     """
 
-    def __init__(self, counter: Counter, say: Callable[[str], None], proven: Callable[[], None]):
-        self._counter, self._say, self._proven = counter, say, proven
+    def __init__(self, counter: Counter, say: Callable[[str], None], end: Callable[[], None] | None):
+        self._counter, self._say, self._end_job = counter, say, end
         self._queue = counter.queue = Queue()
         self._main = threading.main_thread().ident or 0
-        self._mine, self._written_at = State(0, Snapshot(0)), 0.0  # the state written last, and when
-        self._last_moves = -1  # `moves` of the last snapshot
+        self._mine, self._written_at = State(0, Snapshot(())), 0.0  # the state written last, and when
+        self._last_moves: tuple[int, ...] = ()  # `moves` of the last snapshot
         self._lowest = 0  # the scripts of all lower ranks have ended
-        self._standstill, self._is_printed = Standstill(), False  # whether this standstill was printed
-        # Rank -> its last state, and when that was first read.
-        self._last_read: dict[int, tuple[Reading, float]] = {}
+        self._stillness, self._is_printed = Stillness(), False  # whether this stillness was printed
+        # Seconds for which polls have found each rank waiting for another, and no movement; the last poll.
+        self._waited, self._polled_at = 0.0, time.monotonic()
+        self._last_read: dict[int, tuple[State, float]] = {}  # rank -> its last state, and when it was read
         self._printed: dict[tuple, float] = {}  # the ranks' positions that were printed, and when
         self._mismatched: set[str] = set()  # what was printed about collectives that do not match
         self._store: dist.Store | None = None
@@ -77,8 +81,8 @@ class Watch:
         if self._store is not None:
             with suppress(RuntimeError):  # the store ended with the process that held it
                 begun = dict(self._counter.moves.begun)
-                snapshot = self._counter.moves.snapshot(ended=True) or Snapshot(0, ended=True, begun=begun)
-                self._write(State(0, snapshot._replace(why=""), last=self._counter.last))
+                snapshot = self._counter.moves.snapshot(ended=True) or Snapshot((), ended=True, begun=begun)
+                self._write(State(0, snapshot, last=self._counter.last))
                 self._store.set(f"ended/{self._counter.rank}", "")
 
     def stop(self) -> None:
@@ -91,26 +95,32 @@ class Watch:
         self._store = self._store or self._counter.store  # a short script may end before the first poll
 
     def explain(self, error: BaseException) -> bool:
-        """Print where all ranks were when this rank raised `error`, if a collective has failed or a rank had
-        ended. Returns whether this rank waited for a rank that had ended.
+        """Let the other ranks know that this one raised `error`. If it lost a connection, or waited for a
+        rank that had ended, print where all ranks were. Returns whether it waited for a rank that had ended.
         """
         self.stop()
-        if (store := self._store) is None or not isinstance(error, RuntimeError):
+        if (store := self._store) is None:
             return False
         with suppress(RuntimeError):
+            follows = isinstance(error, RuntimeError) and wire.is_lost(str(error))
+            if not follows and not self._counter.has_failed:
+                self._write(self._mine._replace(raised=_in_words(error)))
+            if not isinstance(error, RuntimeError):
+                return False
             states = {r: one for r, one in enumerate(self._read(store)) if one}
             ended = {r: one for r, one in states.items() if one.has_ended}
             missing, does = absent(self._counter.last, ended), {r: one.does() for r, one in states.items()}
             for note in _boxes():
-                rank, its = note["rank"], states.get(note["rank"], State(0, Snapshot(0)))
+                rank, its = note["rank"], states.get(note["rank"], State(0, Snapshot(())))
                 is_its_last = its.last is not None and its.last["number"] == note["number"]
                 # The state says more only of another rank that did not wait, and has begun nothing since.
                 is_elsewhere = is_its_last and its.line and not its.snapshot.waiting
-                if not its.has_ended and (rank == self._counter.rank or not is_elsewhere):
+                is_over = its.has_ended or its.raised
+                if not is_over and (rank == self._counter.rank or not is_elsewhere):
                     does[rank] = from_box(note)
-            if self._counter.has_failed or ended:
+            if follows or self._counter.has_failed or ended:
                 has = "it has" if len(missing) == 1 else "they have"
-                never = [f"{ranks(missing)} never came, for {has} ended."] if missing else []
+                never = [f"{ranks(missing)} did not come, for {has} ended."] if missing else []
                 unknown = sorted(set(range(self._counter.size)) - does.keys())
                 silent = [f"    of {ranks(unknown)} nothing is known"] if unknown else []
                 head = f"rank {self._counter.rank} raised {type(error).__name__}. The ranks, as known last"
@@ -141,7 +151,7 @@ class Watch:
         """Write this rank's state, unless it is busy elsewhere and wrote one less than `SELDOM` ago."""
         mine, before = self._mine, self._last_moves
         snapshot, now = self._counter.moves.snapshot(), time.monotonic()
-        self._last_moves = snapshot.moves if snapshot else -1
+        self._last_moves = snapshot.moves if snapshot else ()
         if snapshot is None:
             return
         has_moved = snapshot.moves != mine.snapshot.moves
@@ -150,7 +160,7 @@ class Watch:
         if not snapshot.waiting and not is_first_or_last and now - self._written_at < SELDOM:
             return
         if has_moved or not snapshot.waiting:
-            at = lines.innermost(lines.of_threads(sys._current_frames).get(self._main))
+            at = lines.innermost(lines.frames_of_threads().get(self._main))
             last = (self._counter.pending() if snapshot.waiting else None) or self._counter.last
             mine = State(mine.beat, snapshot, at, last)
         self._written_at = now
@@ -173,41 +183,53 @@ class Watch:
         return [DataUnpickler(values[key], is_of_reports).load() if key in values else None for key in keys]
 
     def _judge(self, states: Sequence[State | None]) -> bool:
-        """Print what is proven, or where all ranks are if none moves. Returns whether anything is proven."""
+        """Print where all ranks are if none moves. Returns whether the job was said to be over."""
         now, known = time.monotonic(), {r: one for r, one in enumerate(states) if one}
         for new in set(mismatched(known)) - self._mismatched:
             self._mismatched.add(new)
             self._say("\n".join([f"\nin this job {new}. The ranks:", *_table(known)]))
-        readings = {r: one.reading() for r, one in known.items()}
-        for r, reading in readings.items():
-            if r not in self._last_read or self._last_read[r][0] != reading:
-                self._last_read[r] = reading, now
-        late = lambda r: not known[r].has_ended and now - self._last_read[r][1] > 2 * SELDOM
-        silent = [r for r in range(len(states)) if r not in known or late(r)]
-        deadlock = self._standstill.judge([None if r in silent else readings[r] for r in range(len(states))])
-        if deadlock and not may_be_freed(known):
-            at_work = {r: one.line for r, one in known.items() if not one.has_ended}
-            deadlock.lines = {r: line.number for r, line in at_work.items() if line}
-            return self._end("no rank can ever go on", [*_table(known), str(deadlock)])
-        if self._standstill.seconds < lines.STILL:
+        silent = self._silent(known, now)
+        self._stillness.add([None if r in silent else _moving(known[r]) for r in range(len(states))])
+        # A process that was stopped for a while has polled nothing meanwhile.
+        since, self._polled_at = min(now - self._polled_at, SELDOM), now
+        self._waited = self._waited + since if self._stillness.polls else 0.0
+        if self._end_job and self._waited > LONG:
+            return self._end(f"no rank has moved for {LONG:g} s", [*_table(known), *self._reading(known)])
+        if self._stillness.seconds < lines.STILL:
             self._is_printed = False
         elif not self._is_printed:
             if sentences := never_completed(known):
-                return self._end("a collective can never be completed", [*_table(known), *sentences])
+                return self._end("a collective stays incomplete", [*_table(known), *sentences])
             where = tuple((one.has_ended, bool(one.snapshot.waiting), one.line) for one in known.values())
-            if self._standstill.seconds > AGAIN or now - self._printed.get(where, -AGAIN) > AGAIN:
+            if self._stillness.seconds > AGAIN or now - self._printed.get(where, -AGAIN) > AGAIN:
                 self._is_printed, self._printed[where] = True, now
-                wait = not silent and all(one.has_ended or one.snapshot.waiting for one in known.values())
-                reasons = {r: one.snapshot.why for r, one in known.items() if wait}
-                why = [f"rank {r} {reason}" for r, reason in reasons.items() if reason]
-                more = [f"That is no proof of a hang: {'; '.join(why[:3])}."] if why else []
-                head = f"\nin this job {self._standstill}:"
+                head = f"\nin this job {self._stillness}:"
+                more = [] if silent else self._reading(known)
                 self._say("\n".join([head, *_table(known, silent), *more]))
         return False
 
+    def _silent(self, known: dict[int, State], now: float) -> list[int]:
+        """The ranks that have written no state, or none for some seconds."""
+        for r, state in known.items():
+            if r not in self._last_read or self._last_read[r][0] != state:
+                self._last_read[r] = state, now
+        late = lambda r: not known[r].has_ended and now - self._last_read[r][1] > 2 * SELDOM
+        return [r for r in range(self._counter.size) if r not in known or late(r)]
+
+    def _reading(self, known: dict[int, State]) -> list[str]:
+        """Sentences: who waits for whom, and what may still act."""
+        sentences = []
+        if deadlock := self._stillness.reading:
+            at_work = {r: one.line for r, one in known.items() if not one.has_ended}
+            deadlock.lines = {r: line.number for r, line in at_work.items() if line}
+            sentences.append(str(deadlock))
+        may = {r: one.snapshot.may_end or one.snapshot.thread for r, one in known.items()}
+        return sentences + [f"rank {r} {what}, so it may still go on." for r, what in may.items() if what][:3]
+
     def _end(self, head: str, more: Iterable[str]) -> bool:
         self._say_once(head, more)
-        self._proven()
+        if self._end_job:
+            self._end_job()
         return True
 
     def _say_once(self, head: str, more: Iterable[str]) -> None:
@@ -219,6 +241,20 @@ class Watch:
             self._say("\n".join([f"\nin this job {head}:", *more]))
             store.set("is said", "")
         store.wait(["is said"], timedelta(seconds=1))
+
+
+def _moving(state: State) -> Snapshot:
+    """The state's snapshot. What its GPU has completed counts as a movement too."""
+    complete = (state.gpu.complete,) if state.gpu else ()
+    return state.snapshot._replace(moves=(*state.snapshot.moves, *complete))
+
+
+def _in_words(error: BaseException) -> str:
+    """'KeyError: 3, in train.py, line 7:  x = y[3]'."""
+    walked = traceback.walk_tb(error.__traceback__)
+    frames = [lines.Line(f.f_code.co_filename, number, f.f_code.co_name) for f, number in walked]
+    at = f", in {lines.show(frames[-1])}" if (frames := lines.readers(frames)) else ""
+    return f"{type(error).__name__}: {str(error)[:200]}{at}"
 
 
 def _table(known: dict[int, State], silent: Sequence[int] = ()) -> list[str]:

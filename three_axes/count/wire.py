@@ -8,28 +8,40 @@ depend on PyTorch or on formulas. On other systems `available` is False and the 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import struct
 import sys
 from collections.abc import Set
+from contextlib import suppress
 
 End = tuple[str, int]  # address and port
 
-# Three fields of struct tcp_info in linux/tcp.h: notsent_bytes, a u32 at byte 144; bytes_sent and
-# bytes_retrans, two u64 at 200 and 208.
-_TCP_INFO = struct.Struct("144xI52xQQ")
+# Fields of struct tcp_info in linux/tcp.h: bytes_acked and bytes_received, two u64 at bytes 120 and 128;
+# notsent_bytes, a u32 at 144; bytes_sent and bytes_retrans, two u64 at 200 and 208.
+_TCP_INFO = struct.Struct("120xQQ8xI52xQQ")
 
 
 def _has_counters() -> bool:
     """Whether this system lets a process read the byte counters of its connections."""
-    if not hasattr(socket, "TCP_INFO") or sys.platform != "linux":
+    if not hasattr(socket, "TCP_INFO") or sys.platform != "linux" or not os.path.isdir("/dev/fd"):
         return False
     with socket.socket() as s:
         return len(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)) == _TCP_INFO.size
 
 
 available = _has_counters()
+# In the messages of gloo and NCCL on a connection that another process has closed.
+_LOST = re.compile(
+    r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout|remote process exited|"
+    r"ncclRemoteError|communicator was aborted"
+)
+
+
+def is_lost(message: str) -> bool:
+    """Whether an error's message reports a lost connection, so that another rank is at fault."""
+    return bool(_LOST.search(message))
 
 
 def _sockets(but: Set[int] = frozenset()) -> dict[int, int]:
@@ -146,9 +158,20 @@ class Sockets:
         """Bytes sent over all connections, each since it was made."""
         return sum(self.read().values())
 
+    def carried(self) -> int:
+        """Bytes that were acknowledged or received over the connections that are open now; 0 if unknown."""
+        carried = 0
+        for _, s in list(self._open.values()):  # another thread may find new ones meanwhile, or close some
+            with suppress(OSError):
+                acknowledged, received, *_ = _info(s)
+                carried += acknowledged + received
+        return carried
+
+
+def _info(s: socket.socket) -> tuple[int, ...]:
+    return _TCP_INFO.unpack(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+
 
 def _sent(s: socket.socket) -> int:
-    waiting, sent, repeated = _TCP_INFO.unpack(
-        s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    )
+    _, _, waiting, sent, repeated = _info(s)
     return sent - repeated + waiting
