@@ -93,9 +93,13 @@ class RankStatus:
 
 
 def explain(
-    statuses: list[RankStatus], timeout: float | None, deadlock: Deadlock | None, mend: Callable[[], str]
+    statuses: list[RankStatus],
+    timeout: float | None,
+    deadlock: Deadlock | None,
+    mend: Callable[[], str],
+    quiet: float,
 ) -> RankError:
-    """The error for a call that failed.
+    """The error for a call that failed. quiet: seconds without a movement after which `deadlock` was read.
 
     mend: a function that frees the ranks, completes `statuses` if a rank dies meanwhile, and returns the
     sentence on the ranks' variables.
@@ -109,7 +113,7 @@ def explain(
         dead = [r for r, s in enumerate(statuses) if s.exit is not None]
         return RankError(died(statuses, dead, state), "died", dead, False, statuses)
     if not raising and deadlock:
-        text = deadlocked(statuses, deadlock, state)
+        text = deadlocked(statuses, deadlock, quiet, state)
         return RankError(text, "deadlock", deadlock.ranks, kept, statuses, deadlock)
     if not raising:
         stuck = [r for r, s in enumerate(statuses) if not s.finished]
@@ -240,13 +244,13 @@ def timed_out(statuses: list[RankStatus], seconds: float, state: str) -> str:
     return "\n".join(parts + [f"{what}." for what in _may_act(statuses)[:3]] + [state])
 
 
-def deadlocked(statuses: list[RankStatus], deadlock: Deadlock, state: str) -> str:
-    """No rank has moved for two seconds, and the call was ended before its timeout."""
+def deadlocked(statuses: list[RankStatus], deadlock: Deadlock, quiet: float, state: str) -> str:
+    """No rank has moved for `quiet` seconds, and the call was ended before its timeout."""
     others = _others(statuses, [], heading="When it was stopped:")
     deadlock.lines = {
         r: s.where["line"].number for r, s in enumerate(statuses) if s.where and s.where["line"]
     }
-    head = "no rank has moved for 2 s, so the call was stopped"
+    head = f"no rank has moved for {quiet:g} s, so the call was stopped"
     return "\n".join([head, *others, str(deadlock), state])
 
 

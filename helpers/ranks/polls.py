@@ -12,7 +12,7 @@ from .failure import standing
 from .processes import Processes
 
 FIRST, EVERY = 0.1, 0.2  # seconds before the first poll of a call's ranks, and between polls
-POLLS = 10  # so many polls in a row after the first that find every rank waiting, and no movement, end a call
+QUIET = 2.0  # seconds in which polls find every rank waiting, and no movement, after which a call is ended
 ANSWER = 0.5  # seconds for all ranks to answer; a rank that does not is busy or stopped
 AGAIN = 1.0  # seconds between two calls of `note`: a rank that computes may be at another line by then
 
@@ -20,14 +20,21 @@ AGAIN = 1.0  # seconds between two calls of `note`: a rank that computes may be 
 class Polls:
     """Polls a call's ranks from time to time. number: the call's number.
 
-    found: who waits for whom, once no rank has moved for POLLS polls. nobody_waits: whether the user's code
-    has returned on all ranks, and they are blocked only in operations that this code started and never waited
-    for. note is called with the positions of all ranks as text when none has moved for some seconds, with ''
-    when a rank has moved.
+    found: who waits for whom, once no rank has moved for `quiet` seconds. nobody_waits: whether the user's
+    code has returned on all ranks, and they are blocked only in operations that this code started and never
+    waited for. note is called with the positions of all ranks as text when none has moved for some seconds,
+    with '' when a rank has moved.
     """
 
-    def __init__(self, ranks: Processes, number: int, note: Callable[[str], None] = lambda places: None):
+    def __init__(
+        self,
+        ranks: Processes,
+        number: int,
+        note: Callable[[str], None] = lambda places: None,
+        quiet: float = QUIET,
+    ):
         self._ranks, self._number, self._next = ranks, number, time.monotonic() + FIRST
+        self._enough = round(quiet / EVERY)  # polls in a row, after the first that finds a reading
         self.found: Deadlock | None = None
         self.nobody_waits = False
         self._stillness, self._polls = Stillness(course=True), 0
@@ -60,7 +67,7 @@ class Polls:
         # As `Stillness.polls`, but as long as a thread of the reader's may act, no poll counts.
         may_act = any(state.thread for state in states.values())
         self._polls = -1 if may_act else min(self._polls + 1, self._stillness.polls)
-        if self._polls < POLLS:
+        if self._polls < self._enough:
             return
         self.found = self._stillness.reading
         # Ranks whose code has returned block nobody. Operations that they never waited for are ended later.

@@ -30,7 +30,7 @@ from three_axes.paper import Network
 from . import arguments, current, failure, folders, output, server
 from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, RankStatus
 from .messages import Setup, dumps
-from .polls import Polls
+from .polls import QUIET, Polls
 from .processes import START_SECONDS, GarbledMessage, Processes, WorldClosed
 
 # Time limits.
@@ -98,6 +98,7 @@ class World:
         arguments.check(n, gpus, counted, fabric, memory)
         self.n, self.number, self._counted = n, next(_world_numbers), counted
         self.timeout = arguments.seconds(timeout)
+        self.quiet = QUIET  # seconds; less for a program of the course, which nothing else can free
         self.fabric, self.memory = fabric, memory
         self.gpus = gpus
         self._devices = arguments.devices_of(n) if gpus else ["cpu"] * n
@@ -333,7 +334,7 @@ class World:
             self._restart()
             text = failure.not_taken(slow, self.n, len(payload), timeout, FRESH)
             raise self._error(text, "timeout", slow, FRESH)
-        polls = Polls(self._ranks, number, view.set_places)
+        polls = Polls(self._ranks, number, view.set_places, self.quiet)
 
         def tick(answers: dict, progress: dict) -> bool:
             ends = polls.end(answers, captured) or not all(ok for ok, *_ in answers.values())
@@ -400,7 +401,8 @@ class World:
                 wait([p.sentinel for p in self._ranks.processes], 1)
         seen = self._ranks.look(number, done, captured)
         missing = [r for r in range(self.n) if r not in done]
-        return failure.explain(seen, timeout, deadlock, lambda: self._mend(missing, number, captured, seen))
+        mend = lambda: self._mend(missing, number, captured, seen)
+        return failure.explain(seen, timeout, deadlock, mend, self.quiet)
 
     def _free_unawaited(self, number: int, done: dict, captured) -> tuple[list[RankStatus], list[int]] | None:
         """If the reader's code has returned on all ranks, free the ranks that are blocked in an operation

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import draw
-from helpers.ranks import current, polls
+from helpers import World, draw
+from helpers.ranks import current
 from helpers.ranks.failure import RankError
 from three_axes.count.deadlock import Stillness, read
 from three_axes.count.moves import Channel, Moves, Operation, Snapshot, Waiting
@@ -163,7 +163,9 @@ def test_random_programs_on_ranks(sooner):
 @pytest.fixture
 def sooner(monkeypatch):
     """A hang ends its call after three polls: what is tested is not how long it takes."""
-    monkeypatch.setattr(polls, "POLLS", 2)
+    monkeypatch.setattr(
+        World, "quiet", property(lambda world: 0.4, lambda world, seconds: None), raising=False
+    )
 
 
 def without(op: str, root: int, missing: int) -> None:

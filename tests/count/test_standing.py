@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from helpers import World
-from helpers.ranks import polls
 from helpers.ranks.failure import RankError
 from helpers.ranks.output import View
 from three_axes import lines
@@ -123,7 +122,7 @@ def test_a_hang_ends_the_call_and_says_who_waits_for_whom(hung, name):
 @pytest.mark.parametrize("name", hanging.NOTED)
 def test_where_something_unknown_may_free_a_rank_there_is_only_a_note(world, name, monkeypatch):
     notes = []
-    monkeypatch.setattr(polls, "POLLS", 3)
+    monkeypatch.setattr(world, "quiet", 0.6)
     monkeypatch.setattr(lines, "STILL", 0.5)
     monkeypatch.setattr(View, "set_places", lambda view, places: notes.append(places))
     with pytest.raises(RankError) as caught:

@@ -59,7 +59,7 @@ def at_once(monkeypatch):
     ids=["all stand", "one is busy", "one does not answer", "one moves", "a thread may act"],
 )
 def test_a_call_ends_after_ten_polls_in_a_row_without_a_movement(looks):
-    ranks = Ranks(looks + [(STANDS, STANDS)] * (polls.POLLS + 3))
+    ranks = Ranks(looks + [(STANDS, STANDS)] * 13)
     made = polls.Polls(ranks, 1)
     while not made.end({2: ()}, None):
         pass

@@ -231,7 +231,7 @@ def test_a_world_writes_flight_records_of_the_call_that_failed(tmp_path, monkeyp
         world.run(dist.barrier)
         assert not list(tmp_path.iterdir())
         for silent in (1, 0):  # the second failure is in a new group
-            with pytest.raises(RankError, match=f"rank {silent}, which never came"):
+            with pytest.raises(RankError, match=f"rank {silent}, which did not come"):
                 world.cell(alone.format(silent))
             records = [pickle.loads((tmp_path / f"rank_{r}").read_bytes()) for r in range(2)]
             assert [len(r["entries"]) for r in records] == ([2, 1] if silent else [1, 2])
@@ -244,7 +244,7 @@ def test_a_world_writes_flight_records_of_the_call_that_failed(tmp_path, monkeyp
 
 def test_where_no_flight_record_can_be_written_the_report_is_the_same(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "nowhere" / "rank_"))
-    with World(2, timeout=1) as world, pytest.raises(RankError, match="rank 1, which never came"):
+    with World(2, timeout=1) as world, pytest.raises(RankError, match="rank 1, which did not come"):
         world.cell("if rank == 0: dist.barrier()")
     assert "could not write its flight record" in capsys.readouterr().out
 

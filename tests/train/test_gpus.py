@@ -348,7 +348,7 @@ def test_a_hang_is_reported_where_the_host_runs_ahead_of_the_gpu(standin, tmp_pa
     ranks = subprocess.Popen([sys.executable, *command.split(), "ahead.py", how], **how_run)
     limit = threading.Timer(250, ranks.terminate)
     limit.start()
-    told, ends = "", {"ends": "never came to", "differs": "is not alike"}[how]
+    told, ends = "", {"ends": "did not come to", "differs": "is not alike"}[how]
     for line in ranks.stdout or ():
         told += line
         if ends in line:
@@ -358,7 +358,7 @@ def test_a_hang_is_reported_where_the_host_runs_ahead_of_the_gpu(standin, tmp_pa
     ranks.communicate(timeout=60)
     assert told.startswith("watching ranks on NCCL"), told
     if how == "ends":
-        assert "rank 1 never came to all_reduce number 4 of world, float32[1000]." in told
+        assert "rank 1 did not come to all_reduce number 4 of world, float32[1000]." in told
         assert "3 of them complete, the next all_reduce number 4 of world, float32[1000] (ahead.py," in told
     else:
         assert "number 4 of ranks 0–2 is not alike: rank 0: all_reduce of float32[1000]; rank 1: " in told

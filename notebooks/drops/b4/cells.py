@@ -17,8 +17,8 @@ def deal() -> int:
 
 
 def look_twice(*numbers: int) -> Table:
-    """For each run: the sequence numbers that its ranks had reached when it was stopped. If a deadlock is not
-    proven, the program runs again for three times as long, and its numbers are added.
+    """For each run: the sequence numbers that its ranks had reached when it was stopped. The program then
+    runs again for three times as long, unless no rank moved any more, and its numbers are added.
     """
     rows = []
     for number in numbers:
@@ -28,8 +28,8 @@ def look_twice(*numbers: int) -> Table:
 
 
 def _with_more_time(first: Stopped) -> str:
-    if first.is_proven:
-        return "proven: no rank can go on"
+    if first.stands:
+        return "no rank moves"
     later = stop(first.number, deal(), 3 * SECONDS)
     moved = later is None or later.last_numbers != first.last_numbers
     return "they went on" if moved else _behind(later)

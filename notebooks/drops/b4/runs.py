@@ -46,7 +46,7 @@ class Stopped:
     seed: int
     report: str  # what the World reports of the failed call
     seen: list[RankStatus]
-    is_proven: bool  # that no rank could go on
+    stands: bool  # whether no rank moved any more, and each waited for another or had ended
     dumps: dict[int, dict]  # rank -> its flight record; a dead rank has none
 
     @property
@@ -182,6 +182,7 @@ def _run(number: int, seed: int, seconds: float) -> Stopped | None:
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         records = {PREFIX: os.path.join(folder, "rank_")}
         with patch.dict(os.environ, records), World(RANKS, timeout=seconds) as world:
+            world.quiet = 0.6  # nothing beside the ranks' main threads can free a run
             world.push(seed=seed_of(number, seed))
             try:
                 world.cell(source(number), f"run_{number}.py")
@@ -190,17 +191,17 @@ def _run(number: int, seed: int, seconds: float) -> Stopped | None:
                 dumps = {int(f.name[5:]): pickle.loads(f.read_bytes()) for f in files}
                 # The seconds of their waits differ from run to run.
                 report = re.sub(r", \d+\.\d s(?=\s)", "", e.report)
-                is_proven = e.kind == "deadlock"
-                return Stopped(number, seed, report, e.seen, is_proven, _until_the_death(dumps, e.seen))
+                stands = e.kind == "deadlock"
+                return Stopped(number, seed, report, e.seen, stands, _until_the_death(dumps, e.seen))
     return None
 
 
 def _has_settled(stopped: Stopped) -> bool:
     """Whether every rank waits, has finished, is dead, or sleeps in `fetch` (run 7), and not all are in one
     collective, which they would leave together. If a rank died in a collective, all must have reached it. If
-    none died, and the run is not the slow one, the hang must be proven.
+    none died, and the run is not the slow one, no rank may move any more.
     """
-    if not (stopped.is_proven or stopped.number == SLOW or stopped.dead):
+    if not (stopped.stands or stopped.number == SLOW or stopped.dead):
         return False
     deaths = [s.box["number"] for s in stopped.seen if s.exit is not None and s.box]
     records = [{e["record_id"] for e in record["entries"]} for record in stopped.dumps.values()]
