@@ -17,6 +17,8 @@ from three_axes.plan.frameworks import find_framework
 ROOT = Path(__file__).parents[2]
 MANUAL = (ROOT / "docs" / "planner.md").read_text(encoding="utf-8")
 LARGE = "plan llama-3-70b --gpus 64 --batch 128 --seq 8192"
+# A number alone: neither the end of a name ("pytest-0") nor the beginning of another number ("-0.5").
+MINUS_ZERO = re.compile(r"(?<![\w/\\.])[-−]0(\.0+)?(?![\w/\\]|[.,]\d)")
 PLAN = "plan llama-3-8b --gpus 8 --cluster dgx-h100 --framework megatron-lm"
 
 
@@ -25,12 +27,24 @@ def output_of(capsys):
     """output_of(command) is what a command prints; with rc=2, what it prints when it refuses."""
 
     def run(command: str, rc: int = 0) -> str:
-        assert main(command.split()) == rc
+        assert main(shlex.split(command)) == rc
         got = capsys.readouterr()
-        assert not re.search(r"[-−]0(\.0+)?(?![\d.,])", got.out), "zero is printed with a minus sign"
+        assert not MINUS_ZERO.search(got.out), "zero is printed with a minus sign"
         return got.err if rc else got.out
 
     return run
+
+
+@pytest.mark.parametrize("text", ["-0", "−0.0", "(-0.00 GB)", "[-0.0, 1]", "x=-0", "is −0.", "-0.0%", "+-0"])
+def test_a_zero_with_a_minus_sign_is_found(text):
+    assert MINUS_ZERO.search(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["pytest-0/page.html", "/a/-0/b", "a/-0", "-0.5", "−0.05", "3-0", "-01", "ZeRO-0"]
+)
+def test_a_name_that_ends_in_a_zero_is_no_zero_with_a_minus_sign(text):
+    assert not MINUS_ZERO.search(text)
 
 
 def test_the_command_line(output_of):
@@ -159,7 +173,7 @@ def test_a_wrong_command_is_refused_in_one_sentence(output_of, command, sentence
 
 def test_hours_flags_and_a_page(output_of, tmp_path):
     path = tmp_path / "page.html"
-    out = output_of(f"{PLAN} --seq 4096 --train-tokens 1T --flags megatron --report {path}")
+    out = output_of(f"{PLAN} --seq 4096 --train-tokens 1T --flags megatron --report {shlex.quote(str(path))}")
     speed = float(re.search(r"step, ([\d,]+) tokens/s/GPU", out)[1].replace(",", ""))
     hours = float(re.search(r"take ([\d,]+) GPU-hours", out)[1].replace(",", ""))
     assert hours == pytest.approx(1e12 / speed / 3600, rel=1e-3)
@@ -180,11 +194,14 @@ def test_names_from_files_control_neither_terminal_nor_page(output_of, tmp_path)
     model.write_text(json.dumps(dict(name=name, layers=4, hidden=256, heads=4, vocab=256)))
     device = dict(name=name, flops=1e14, achievable=1e14, bandwidth=1e12, memory=1e11)
     cluster.write_text(json.dumps(dict(name=name, device=device, all_to_all=[3e11, 4e10])))
-    out = output_of(f"plan {model} --cluster {cluster} --gpus 8 --report {tmp_path / 'page.html'}")
+    here = shlex.quote(str(tmp_path))
+    out = output_of(
+        f"plan {here}/model.json --cluster {here}/cluster.json --gpus 8 --report {here}/page.html"
+    )
     assert out.count("<b>�[2J") >= 3 and "\x1b" not in out
     page = (tmp_path / "page.html").read_text(encoding="utf-8").split("<h2>Recommendation")[0]
     assert page.count("&lt;b&gt;�[2J") == 3 and "<b>" not in page
-    err = output_of(f"plan {model} --gpus 8 --cluster {tmp_path}/\x1b[2J.json", rc=2)
+    err = output_of(f"plan {here}/model.json --gpus 8 --cluster {here}/'\x1b[2J.json'", rc=2)
     assert "�[2J.json: No such file" in err and "\x1b" not in err
 
 
