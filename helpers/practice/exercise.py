@@ -238,7 +238,8 @@ SKIPS = "# progress.skip asks: a right answer passes the drop, but the drop is n
 def _asked_by_skip() -> bool:
     """Whether `progress.skip` made the cell that runs."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return shell is not None and shell.user_ns["In"][-1].startswith(SKIPS)
+    cells = [] if shell is None else shell.history_manager.input_hist_raw  # not `In`: it is the reader's
+    return bool(cells) and cells[-1].startswith(SKIPS)
 
 
 INSIDE = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import textwrap
 from contextlib import suppress
 from datetime import date
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from IPython.display import display
 
+from three_axes.files import find
 from three_axes.table import Table
 
 from ..ranks import open_worlds
@@ -44,8 +46,8 @@ def here(drop: str) -> None:
         for name in [*getattr(done.exercises.get(exercise.name), "mistakes", {})][-1:]:
             sentence = f"last time, drop {before}, {exercise.name}: {name}. {exercise.advice(name)}"
             print(textwrap.fill(sentence, 100, subsequent_indent="    ", break_on_hyphens=False))
-    for name in _still_run() if passed.is_kept() else ():
-        print(f"{name} still runs, and its ranks hold memory. Its menu Kernel, Shut Down Kernel, ends both.")
+    if passed.is_kept() and (running := _still_run(drop)):
+        print(running)
     today = str(date.today())
     deck = _begun.get((drop, today)) or cards.beginning(today)
     if deck.all:
@@ -59,18 +61,57 @@ def advice_to(drop: str, exercise: str, mistake: str) -> str:
     return next((x.advice(mistake) for x in _exercises_of(drop).values() if x.name == exercise), "")
 
 
-def _still_run() -> list[str]:
-    """The file names of the course's other notebooks whose kernels run. (Jupyter writes the notebook's name
-    into a kernel's environment; the environment of other users' processes cannot be read.)
+def _still_run(drop: str) -> str:
+    """A sentence that names the other notebooks in this notebook's folder whose kernels run, and whose ranks
+    run; '' if there are none. Names ranks on Linux only, where their processes have names.
     """
+    running = _running_kernels()
+    mine = _session_file(os.environ.get("JPY_SESSION_NAME") or "no name", os.getcwd())
+    folder = mine.parent.parent if mine.parent.name == "beyond" else mine.parent
+    others = [
+        folder / path.relative_to(find("notebooks")) for path in notebooks() if drop_number(path) != drop
+    ]
+    found = [path for path in others if path in running and path != mine]
+    if not found:
+        return ""
+    with_ranks = [path for path in found if running[path]]
+    close = "notebook's menu Kernel, Shut Down Kernel, ends"
+    if len(found) == 1:
+        ranks = ", and so do its ranks" if with_ranks else ""
+        return f"{found[0].name} still runs: its kernel holds memory{ranks}. The {close} it."
+    ranks = f", and so do the ranks of {_in_words(with_ranks)}" if with_ranks else ""
+    return f"{_in_words(found)} still run: their kernels hold memory{ranks}. Each {close} it."
+
+
+def _in_words(paths: list[Path]) -> str:
+    """The numbers of these notebooks: '02, 03 and 05'"""
+    *most, last = map(drop_number, paths)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _running_kernels() -> dict[Path, bool]:
+    """The notebook of each of this user's Jupyter kernels -> whether ranks of that kernel run."""
     import psutil
 
-    names = set()
+    found: dict[Path, bool] = {}
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            names.add(process.environ().get("JPY_SESSION_NAME", ""))
-    others = {Path(name).name for name in names - {os.environ.get("JPY_SESSION_NAME")}}
-    return [path.name for path in notebooks() if path.name in others]
+        with suppress(psutil.Error, OSError):  # another user's, or it has ended meanwhile
+            session = process.environ().get("JPY_SESSION_NAME")
+            if session and "ipykernel_launcher" in process.cmdline():  # its child processes inherit the name
+                file = _session_file(session, process.cwd())
+                found.setdefault(file, False)
+                for child in process.children(recursive=True):
+                    with suppress(psutil.Error):
+                        found[file] |= bool(re.match(r"rank \d+ of ", child.name()))
+    return found
+
+
+def _session_file(session: str, cwd: str) -> Path:
+    """A kernel's notebook. session: what Jupyter wrote into the kernel's JPY_SESSION_NAME: a full path, or in
+    older versions one from the server's folder. cwd: the kernel's folder, which is the notebook's.
+    """
+    folder = os.path.dirname(session) if os.path.isabs(session) else cwd
+    return Path(os.path.realpath(folder), os.path.basename(session))
 
 
 def leave(drop: str) -> None:

@@ -14,17 +14,19 @@ import subprocess
 import sys
 import venv
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import date, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
 import pytest
+from kernels import WithoutPorts
 from test_notebooks import FOLDER, NOTEBOOKS, text
 
 from drops import b1, d01, d02, d07
 from helpers import predict
-from helpers.practice import books, cards, onward, passed, progress, quiz
+from helpers.practice import books, cards, exercise, onward, passed, progress, quiz
 from helpers.practice.books import module_of
 from helpers.practice.engine import compiled
 from three_axes.__main__ import main
@@ -302,7 +304,8 @@ def test_the_course_knows_what_comes_next_and_what_went_wrong_last_time(monkeypa
 def test_a_drop_can_be_skipped_by_its_exercises(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
     cells = []
-    shell = SimpleNamespace(set_next_input=cells.append, user_ns={"In": cells})
+    history = SimpleNamespace(input_hist_raw=cells)
+    shell = SimpleNamespace(set_next_input=cells.append, history_manager=history)
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
     progress.skip("01")
     solved = d01.fingerprints.check(OWN)
@@ -317,6 +320,24 @@ def test_a_drop_can_be_skipped_by_its_exercises(monkeypatch, tmp_path, capsys):
     passed.note(d07.share.name, None)
     progress.skip("07")
     assert len(cells) == 2 and "drop 07 is passed" in capsys.readouterr().out
+
+
+def asked_by_skip(first_cell: str) -> list[bool]:
+    """In a shell that has run this cell: whether a cell of `skip` counts as one, and then whether another
+    cell does.
+    """
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    shell.run_cell(first_cell, store_history=True).raise_error()
+    ask = "from helpers.practice import exercise; exercise._asked_by_skip()"
+    made = [shell.run_cell(cell, store_history=True) for cell in (exercise.SKIPS + ask, ask)]
+    return [cell.raise_error() or cell.result for cell in made]
+
+
+@pytest.mark.parametrize("cell", ["In.clear()", "In = 3", "class In: pass", "del In"])
+def test_the_readers_names_do_not_change_which_cell_runs(aside, cell):
+    assert aside(asked_by_skip, cell) == [True, False]
 
 
 def test_cards_come_back_by_spacing(monkeypatch, tmp_path):
@@ -344,7 +365,7 @@ def test_cards_come_back_by_spacing(monkeypatch, tmp_path):
         assert passed.mine().cards[first[0].front] == (times + 1, in_days(days))
 
 
-def test_a_drop_begins_with_what_is_due_and_names_the_notebooks_that_still_run(monkeypatch, tmp_path, capsys):
+def test_a_drop_begins_with_what_is_due(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
     monkeypatch.setattr(progress, "_begun", {})
     shown = []
@@ -360,17 +381,6 @@ def test_a_drop_begins_with_what_is_due_and_names_the_notebooks_that_still_run(m
     assert "Three cards" in said("02") and "1 of 14 drops done" in said("02")
     assert len(shown) == 2 and shown[0] is shown[1], "the same cards when the cell runs again"
     assert "You know this drop already?" not in said("01")
-    other = {"JPY_SESSION_NAME": str(tmp_path / "my" / progress.notebooks()[0].name)}
-    sleeps = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
-    with subprocess.Popen(sleeps, env=os.environ | other, stdout=subprocess.PIPE) as kernel:
-        kernel.stdout.readline()
-        assert f"{progress.notebooks()[0].name} still runs" in said("02")
-        monkeypatch.setenv("JPY_SESSION_NAME", other["JPY_SESSION_NAME"])
-        assert "still runs" not in said("01"), "the notebook that still runs is this one"
-        monkeypatch.delenv("JPY_SESSION_NAME")
-        assert kernel.poll() is None
-        kernel.kill()
-    assert "still runs" not in said("02")
     monkeypatch.setenv("THREE_AXES_PROGRESS", "")
     progress.leave("02")
     assert capsys.readouterr().out.startswith("drop 02: ○ the mean of unequal shares, ○")
@@ -414,6 +424,98 @@ def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys
     assert f"b,02,{second},no,2,no sum (2)" in rows
     assert main(["class", "collect", str(tmp_path / "nowhere")]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+@pytest.fixture
+def opened(monkeypatch, tmp_path):
+    """The folder of a reader's notebooks. The notebook of this kernel is 02 in it."""
+    (tmp_path / "my" / "beyond").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "my")
+    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "my" / progress.notebooks()[1].name))
+    return tmp_path / "my"
+
+
+@contextmanager
+def running(*kernels: tuple[str, Path]):
+    """Processes that look like kernels. kernels: what Jupyter writes into the environment of each, and its
+    folder.
+    """
+    with ExitStack() as stack:
+        for session, folder in kernels:
+            folder.mkdir(parents=True, exist_ok=True)
+            script = "import time; print(flush=True); time.sleep(600)"
+            command = [sys.executable, "-c", script, "-m", "ipykernel_launcher"]
+            environ = os.environ | {"JPY_SESSION_NAME": session}
+            kernel = stack.enter_context(
+                subprocess.Popen(command, env=environ, cwd=folder, stdout=subprocess.PIPE)
+            )
+            stack.callback(kernel.kill)
+            kernel.stdout.readline()
+        yield
+
+
+def test_a_drop_begins_with_one_line_on_the_notebooks_that_still_run(opened):
+    files = [path.name for path in progress.notebooks()]
+    beyond = str(opened / "beyond" / "b1_fsdp.ipynb")
+    of = lambda *names: [(str(opened / name), opened) for name in names]
+    assert progress._still_run("02") == ""
+    with running(*of(files[2])):
+        said = progress._still_run("02")
+        assert said.startswith(f"{files[2]} still runs: its kernel holds memory. The notebook's menu Kernel")
+        assert progress._still_run("03") == "", "the notebook just opened, in another editor"
+    with running(*of(*files[:14]), (beyond, opened / "beyond")):
+        said = progress._still_run("02")
+        assert said.startswith("01, 03, 04, ") and " 14 and b1 still run: their kernels hold memory. " in said
+        assert "\n" not in said
+
+
+def test_a_running_notebook_is_found_however_jupyter_writes_its_name(opened, monkeypatch):
+    name = progress.notebooks()[2].name
+    (opened.parent / "link").symlink_to(opened)
+    found = lambda: progress._still_run("02").startswith(f"{name} still runs")
+    for session in f"{opened}/{name}", f"my/{name}", name, f"{opened.parent}/link/{name}":
+        with running((session, opened)):
+            assert found(), session
+            monkeypatch.delenv("JPY_SESSION_NAME")  # as in VS Code
+            assert found(), session
+            for mine in f"my/{progress.notebooks()[1].name}", str(opened / "beyond" / "b1_fsdp.ipynb"):
+                monkeypatch.setenv("JPY_SESSION_NAME", mine)
+                monkeypatch.chdir(opened / "beyond" if "beyond" in mine else opened)
+                assert found(), (session, mine)
+            monkeypatch.chdir(opened)
+
+
+def test_kernels_of_other_folders_and_a_kernels_other_processes_are_no_notebooks_that_still_run(opened):
+    name = progress.notebooks()[2].name
+    elsewhere = opened.parent / "elsewhere"
+    with running(
+        (str(elsewhere / name), elsewhere), (name, elsewhere), (str(opened / "other.ipynb"), opened)
+    ):
+        assert progress._still_run("02") == ""
+    command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
+    environ = os.environ | {"JPY_SESSION_NAME": str(opened / name)}
+    with subprocess.Popen(command, env=environ, cwd=opened, stdout=subprocess.PIPE) as left_behind:
+        left_behind.stdout.readline()
+        assert progress._still_run("02") == ""
+        left_behind.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks have names on Linux only")
+def test_ranks_are_named_until_the_notebook_has_ended_them(opened):
+    name = progress.notebooks()[2].name
+    manager = WithoutPorts()
+    manager.start_kernel(env=os.environ | {"JPY_SESSION_NAME": str(opened / name)}, cwd=str(ROOT))
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(120)
+        client.execute_interactive("from helpers import World; world = World(2)", timeout=300)
+        assert "its kernel holds memory, and so do its ranks. " in progress._still_run("02")
+        client.execute_interactive("world.close()", timeout=300)
+        assert "its kernel holds memory. " in progress._still_run("02")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
 
 
 @pytest.mark.parametrize("name", ["=1", "+1", "-1", "@a", "＝1", "－1", " =1", "a;=1", "a; ＝1"])
