@@ -272,7 +272,8 @@ CRASHES = (
     (
         r"^BdbQuit",
         "a breakpoint on a rank",
-        "`breakpoint()` reads the keyboard, and a rank has none. `print()` shows a value in the notebook.",
+        "`breakpoint()` reads the keyboard, and the input of a rank is empty. `print()` shows a value in the"
+        " notebook.",
     ),
     (
         r"^SystemExit",

@@ -9,10 +9,12 @@ thread is blocked in a collective can still report its position, and be freed by
 from __future__ import annotations
 
 import ast
+import bdb
 import ctypes
 import gc
 import multiprocessing
 import os
+import pdb
 import pickle
 import queue
 import random
@@ -42,6 +44,7 @@ NOT_FORKED = (
     "A process with a GPU may not be forked, so a loader's workers import what they load: define the Dataset"
     " in a file and import it, or write num_workers=0."
 )
+NO_KEYBOARD = "breakpoint() and pdb read the keyboard, and the input of a rank is empty"
 NCCL_ABORT_SECONDS = 2.0  # for NCCL to abort its communicators, before connections are cut
 MESSAGE_SECONDS = 1.0  # for the message 'abort' to arrive: the kernel sends it to the ranks one by one
 
@@ -249,9 +252,12 @@ class Rank:
         frames = [lines.Line(f.f_code.co_filename, number, f.f_code.co_name) for f, number in walked]
         if isinstance(e, SyntaxError) and e.lineno:
             frames = [lines.Line(e.filename or "?", e.lineno, "")]
-        message = [text_of(e.msg if isinstance(e, SyntaxError) else e)]
+        kind, message = type(e).__name__, [text_of(e.msg if isinstance(e, SyntaxError) else e)]
         if isinstance(e, SystemExit) and e.code is None:
             message = [""]
+        debugger = [place for place, line in enumerate(frames) if line.file in (bdb.__file__, pdb.__file__)]
+        if debugger and isinstance(e, (bdb.BdbQuit, SystemExit)):  # SystemExit since Python 3.14
+            kind, message, frames = bdb.BdbQuit.__name__, [NO_KEYBOARD], frames[: debugger[0]]
         try:
             message += map(text_of, list(e.__notes__)[:20])
         except BaseException:  # noqa: BLE001  no notes, or the reader's class defines __notes__ itself
@@ -260,7 +266,7 @@ class Rank:
             message.append(f"caused by {type(e.__cause__).__name__}: {text_of(e.__cause__)}")
         if self.device.type == "cuda" and "pickle <" in message[0] and "__main__" in message[0]:
             message.append(NOT_FORKED)
-        return Error(type(e).__name__, "\n".join(message), lines.readers(frames), aborted)
+        return Error(kind, "\n".join(message), lines.readers(frames), aborted)
 
     # -- the listening thread --------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The world of ranks: calls, state, output, and every way in which a call can go wrong."""
 
 import os
+import pdb
 import pickle
 import re
 import resource
@@ -299,6 +300,8 @@ def allocates_too_much():
         (lambda: [][3], "^all 4 ranks raised IndexError"),
         (lambda: sys.exit(3), "raised SystemExit: 3"),
         (sys.exit, "^all 4 ranks raised SystemExit\n"),
+        (lambda: breakpoint(), "^all 4 ranks raised BdbQuit: breakpoint.. and pdb read the keyboard"),
+        (lambda: pdb.set_trace(), "^all 4 ranks raised BdbQuit: breakpoint.. and pdb read the keyboard"),
         (lambda: World(2), "made in the notebook"),
         (each_raises_its_own, "(?s)rank 0 raised.*rank 1 raised.*rank 2 raised.*rank 3 raised"),
         (odd_with_a_cause, r"raised ValueError: outer\ncaused by Odd: \(its message cannot be shown\)"),
