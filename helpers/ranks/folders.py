@@ -32,12 +32,17 @@ def home() -> str:
     """The path of this process's folder, which exists. Raises OSError where none can be made."""
     global _home
     if _home is None or _home[2] != os.getpid() or not os.path.isdir(_home[0]):
-        parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST else "/tmp"
+        parent = short_parent()
         _sweep(parent)
         _home = (*_make(parent), os.getpid())
         cpython_private.set_folder(_home[0])
         util.Finalize(None, _remove, exitpriority=-100)  # processes forked by multiprocessing skip atexit
     return _home[0]
+
+
+def short_parent(longest: int = LONGEST) -> str:
+    """The folder of temporary files (TMPDIR); /tmp if its path has more than `longest` characters."""
+    return tempfile.gettempdir() if len(tempfile.gettempdir()) <= longest else "/tmp"
 
 
 def _prefix() -> str:

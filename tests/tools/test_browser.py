@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from io import BytesIO
@@ -22,6 +23,7 @@ from test_site import CHROMIUM
 from drops.d01 import fingerprints
 from helpers.draw import explore
 from helpers.practice.books import drop_number, notebooks
+from helpers.ranks import folders
 from helpers.ranks.ports import free_port
 from tools import pages
 
@@ -64,6 +66,9 @@ def lab(tmp_path_factory):
     places = {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
     places |= {"JUPYTER_CONFIG_DIR": "config", "THREE_AXES_PROGRESS": "progress.json"}
     environ = os.environ | {name: str(folder / place) for name, place in places.items()}
+    # The path of a kernel's socket may have 107 characters, and its name has 50.
+    sockets = tempfile.TemporaryDirectory(dir=folders.short_parent(40), ignore_cleanup_errors=True)
+    environ["JUPYTER_RUNTIME_DIR"] = sockets.name
     command = [sys.executable, "-m", "three_axes", "lab", str(folder / "my"), "--no-browser"]
     quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     server = subprocess.Popen([*command, f"--port={port}"], env=environ, **quiet)
@@ -79,6 +84,7 @@ def lab(tmp_path_factory):
     finally:
         server.terminate()
         server.wait(30)
+        sockets.cleanup()
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import io
 import itertools
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -246,9 +247,9 @@ def test_rank_0_prints_a_refusal_and_all_ranks_exit_with_2(tmp_path):
     for options, sentence in (
         ("--tp 3", "dp 1 · tp 3 · pp 1 is 3 ranks, not 2"),
         ("--text /nowhere.txt", "No such file or directory: '/nowhere.txt'"),
-        (f"--out {tmp_path / 'a_file'}", "File exists"),
+        (f"--out {shlex.quote(str(tmp_path))}/a_file", "File exists"),
     ):
-        done = forked.command(*SMALL_RUN[1:], *options.split(), cwd=HERE.parent, ranks=2)
+        done = forked.command(*SMALL_RUN[1:], *shlex.split(options), cwd=HERE.parent, ranks=2)
         assert done.returncode == 2, done.stderr
         group, said = done.stderr.splitlines()
         assert group == "2 ranks on the CPU over gloo" and sentence in said
