@@ -37,6 +37,7 @@ os.environ.setdefault("THREE_AXES_PROGRESS", "")  # stored outputs do not depend
 # this once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+FAILED = os.environ.pop(run_all.FAILED, None)  # neither workers nor the processes of tests inherit it
 BEYOND = re.compile(r"\[b\d\.")  # in the name of a test: an exercise of notebooks/beyond
 # The files that take longest in `make test-all`, the longest first. All others take less than half a minute.
 LONGEST = """
@@ -117,6 +118,12 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_configure(config):
     if hasattr(config, "workerinput"):
         run_all.ends_with_its_parent()
+
+
+def pytest_runtest_logreport(report):
+    """Tell `run_all` the name of a failed test at once."""
+    if FAILED and report.failed:
+        os.write(int(FAILED), f"  {report.nodeid}\n".encode())
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from contextlib import suppress
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MINUTES = {"--all": 60, "--gpu": 8}
 USUAL_MINUTES = 20
 ON_GPU = "THREE_AXES_TEST_GPU"  # environment variable of tests on this machine's GPUs: the number of GPUs
+FAILED = "THREE_AXES_TEST_FAILED"  # environment variable: the descriptor to which names of failed tests go
 MARK = ("THREE_AXES_TEST", str(uuid.uuid4()))  # environment variable of every descendant of this run
 
 
@@ -80,20 +82,26 @@ def outlive() -> int:
     os._exit(0)
 
 
-def run(command: list[str], minutes: float, **how) -> int:
-    """A command's exit status. Processes that still run at the deadline are ended; each of pytest's workers
-    first prints the stacks of its threads.
+def run(command: list[str], minutes: float, env: dict[str, str], **how) -> int:
+    """A command's exit status. At the deadline, prints the names of the tests that had failed, and ends the
+    processes that still run; each of pytest's workers first prints the stacks of its threads.
     """
-    tests = subprocess.Popen(command, preexec_fn=ends_with_its_parent, **how)
-    try:
-        return tests.wait(60 * minutes)
-    except subprocess.TimeoutExpired:
-        with suppress(psutil.Error):
-            for worker in psutil.Process(tests.pid).children():
-                worker.send_signal(signal.SIGABRT)
-        time.sleep(2)
-        end(left_behind(), f"not over after {minutes:g} minutes, and ended:")
-        return tests.wait(60) or 1
+    with tempfile.TemporaryFile("w+") as failed:
+        number = failed.fileno()
+        how |= dict(env=env | {FAILED: str(number)}, pass_fds=[number], preexec_fn=ends_with_its_parent)
+        tests = subprocess.Popen(command, **how)
+        try:
+            return tests.wait(60 * minutes)
+        except subprocess.TimeoutExpired:
+            failed.seek(0)
+            if names := failed.read():
+                print(f"\nfailed before the deadline:\n{names}", end="", flush=True)
+            with suppress(psutil.Error):
+                for worker in psutil.Process(tests.pid).children():
+                    worker.send_signal(signal.SIGABRT)
+            time.sleep(2)
+            end(left_behind(), f"not over after {minutes:g} minutes, and ended:")
+            return tests.wait(60) or 1
 
 
 def no_gpu() -> str:

@@ -6,6 +6,7 @@ import gc
 import itertools
 import multiprocessing.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -127,6 +128,32 @@ def test_a_run_of_tests_that_is_killed_leaves_no_process_after_ten_seconds(numbe
     run.send_signal(number)
     run.wait(10)
     assert all_end([sleeps], within=10)
+
+
+TESTS = """
+import time
+def test_fails(): assert False
+def test_hangs(): time.sleep(600)
+def test_fails_too(): assert False
+"""
+A_LONG_RUN = """
+import os, sys
+import run_all
+command = [sys.executable, "-m", "pytest", "-p", "conftest", "-n2", *sys.argv[1:]]
+sys.exit(run_all.run(command, 20 / 60, env=dict(os.environ, **dict([run_all.MARK]))))
+"""
+
+
+@pytest.mark.slow
+@linux
+def test_a_run_of_tests_that_meets_its_deadline_first_prints_which_failed(tmp_path):
+    (tmp_path / "test_three.py").write_text(TESTS)
+    run = start("-c", A_LONG_RUN, str(tmp_path), cwd=ROOT / "tests")
+    printed = run.communicate(timeout=100)[0]
+    before, after = printed.split("failed before the deadline:\n")
+    assert run.returncode and "not over after" not in before and "not over after" in after, printed
+    names = re.findall(r"(?m)^  \S+::(\w+)$", after)
+    assert sorted(names) == ["test_fails", "test_fails_too"], printed
 
 
 def starts_a_pool():

@@ -18,7 +18,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from matplotlib.image import imread
-from test_site import CHROMIUM
+from test_site import CHROMIUM, LAUNCH
 
 from drops.d01 import fingerprints
 from helpers.draw import explore
@@ -91,7 +91,7 @@ def lab(tmp_path_factory):
 def page(lab):
     """JupyterLab in a browser, with nothing open."""
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(**LAUNCH)
         page = chromium.new_page(viewport={"width": 1366, "height": 900})
         page.goto(lab[0], timeout=2 * MINUTE)
         page.wait_for_function("() => window.jupyterapp?.shell", timeout=2 * MINUTE)

@@ -4,6 +4,7 @@ and a browser shows it at three widths.
 
 import itertools
 import json
+import os
 import random
 import re
 import shutil
@@ -21,6 +22,7 @@ from helpers.draw import explore
 from helpers.draw.holding import PARTS
 from helpers.practice import cards
 from helpers.practice.books import answering, drop_number, notebooks
+from helpers.ranks import folders
 from three_axes.paper.pipelines import SCHEDULES
 from three_axes.paper.simulation import paper
 from tools import printables
@@ -244,6 +246,10 @@ def test_workflows_can_be_read_and_need_no_secrets(file):
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+# A socket of Chromium's has a path of at most 107 characters, of which 47 are its own.
+LAUNCH = dict(
+    executable_path=CHROMIUM, args=["--no-sandbox"], env=os.environ | {"TMPDIR": folders.short_parent()}
+)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
 
@@ -251,7 +257,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on thi
 def chromium():
     sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(**LAUNCH)
         yield browser
         browser.close()
 
