@@ -19,14 +19,18 @@ class BesideFolders(BuildHookInterface):
         if version != "editable":
             for name in ("README.md", "LICENSE"):
                 build_data["force_include"][name] = f"three_axes/course/{name}"
-            blank = Path(tempfile.mkdtemp())
+            self.blank = tempfile.TemporaryDirectory()  # removed when the wheel is written
             for path in Path(self.root, "notebooks").rglob("*.ipynb"):
                 inside = path.relative_to(self.root).as_posix()
                 if ".ipynb_checkpoints" not in inside:
-                    copy = blank / inside
+                    copy = Path(self.blank.name, inside)
                     copy.parent.mkdir(parents=True, exist_ok=True)
                     copy.write_text(without_outputs(path.read_text(encoding="utf-8")), encoding="utf-8")
                     build_data["force_include"][str(copy)] = f"three_axes/course/{inside}"
+
+    def finalize(self, version: str, build_data: dict, artifact_path: str) -> None:  # after the build
+        if version != "editable":
+            self.blank.cleanup()
 
 
 def without_outputs(notebook: str) -> str:

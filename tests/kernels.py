@@ -15,3 +15,9 @@ class WithoutPorts(KernelManager):
         from helpers.ranks import folders  # imported here because conftest must first set variables
 
         super().__init__(transport="ipc", ip=f"{folders.home()}/{uuid.uuid4().hex[:8]}", **kwargs)
+
+    def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:
+        """Ask the kernel to end, as Jupyter's menu does. nbval would kill it, and a killed kernel leaves its
+        temporary folders behind.
+        """
+        super().shutdown_kernel(now=False, restart=restart)

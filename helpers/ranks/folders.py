@@ -60,7 +60,11 @@ def _make(parent: str) -> tuple[str, int]:
     """(path of a new folder, descriptor that holds its lock)."""
     while True:
         path = tempfile.mkdtemp(prefix=_prefix(), dir=parent)
-        handle = os.open(path, os.O_RDONLY)
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except OSError:  # such as with a umask that takes every right
+            os.rmdir(path)
+            raise
         if _try_lock(handle) and os.path.isdir(path):  # else another process's _sweep removes it
             return path, handle
         os.close(handle)

@@ -312,7 +312,9 @@ def test_a_limit_on_open_files_gets_a_sentence():
     ids=["umask", "nproc"],
 )
 def test_a_limit_of_the_system_gets_a_sentence(limit, error, advice):
-    """The limits do not hold for root, so the user nobody runs the code if the tests run as root."""
+    """The limits do not hold for root, so the user nobody runs the code if the tests run as root. Nothing is
+    left behind.
+    """
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.getuid() == 0 else []
     run = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, timeout=60)
     if nobody and not shutil.which("setpriv"):
@@ -320,8 +322,11 @@ def test_a_limit_of_the_system_gets_a_sentence(limit, error, advice):
     if run([*nobody, sys.executable, "-c", "import helpers"]).returncode:
         pytest.skip("nobody may not read this folder, or this Python")
     begins = f"import os, resource; {limit}; from helpers import World; World(2)"
-    said = run([*nobody, sys.executable, "-c", begins]).stderr
-    assert f"RuntimeError: no ranks can start here ([Errno {error}]" in said and advice in said, said
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        said = run([*nobody, sys.executable, "-c", begins], env=os.environ | {"TMPDIR": folder}).stderr
+        assert f"RuntimeError: no ranks can start here ([Errno {error}]" in said and advice in said, said
+        assert not os.listdir(folder)
 
 
 def test_a_script_ends_while_a_call_runs_in_another_of_its_threads():
