@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -132,6 +133,19 @@ def aside():
     how = dict(mp_context=forked.context(), initializer=forked.end_with_starter)
     with ProcessPoolExecutor(1, **how) as other:
         yield lambda fn, *args: other.submit(fn, *args).result(120)
+
+
+@pytest.fixture(scope="module")
+def kills_kernels():
+    """For files that kill kernels: a killed kernel leaves its temporary folder behind. The processes that
+    these tests start have another TMPDIR, which is removed at the end.
+    """
+    from helpers.ranks import folders
+
+    how = dict(dir=folders.short_parent(40), ignore_cleanup_errors=True)
+    with tempfile.TemporaryDirectory(**how) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        yield
 
 
 shared_world = worlds.shared(4, timeout=20)

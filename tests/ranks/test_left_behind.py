@@ -27,6 +27,7 @@ from helpers import World
 from helpers.ranks import server
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("kills_kernels")
 
 
 def start(*script, cwd=None) -> subprocess.Popen:

@@ -12,6 +12,8 @@ import textwrap
 import pytest
 from test_world import alive, all_end
 
+pytestmark = pytest.mark.usefixtures("kills_kernels")
+
 # A kernel whose spares and ranks are killed, and that is killed itself in the end.
 SCRIPT = """
     import os, signal, sys, time
