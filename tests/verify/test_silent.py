@@ -27,22 +27,10 @@ def test_every_edit_is_found_within_two_steps(edit, world):
     assert edit.explained_by(report) == bool(edit.kinds), f"{edit.name}\n{report}"
 
 
-def test_most_causes_are_known():
-    assert {edit.program for edit in EDITS} == {*silent.PROGRAMS}
-    assert len(EDITS) >= 40 and sum(bool(edit.kinds) for edit in EDITS) >= 0.9 * len(EDITS)
-
-
-@pytest.mark.parametrize(
-    "name, said",
-    [
-        ("clipped before the sum", "all_reduce over dp received it too late, or nobody waited"),
-        ("mean over cp, unequal tokens", "of each row tokens 1–4 1.05 times, tokens 5–12 0.955 times"),
-    ],
-)
-def test_a_report_gives_details_of_a_cause(world, name, said):
-    edit = next(edit for edit in EDITS if edit.name == name)
+def test_a_sum_that_comes_too_late_is_named(world):
+    (edit,) = (edit for edit in EDITS if edit.name == "clipped before the sum")
     report = world.run(silent.verified, edit.program, edit.edit, [edit.layout])[0]
-    assert said in " ".join(repr(report).split()), report
+    assert "all_reduce over dp received it too late, or nobody waited" in " ".join(repr(report).split())
 
 
 def test_the_documentation_shows_a_report_of_this_version(world):

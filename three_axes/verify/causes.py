@@ -1,12 +1,11 @@
-"""Why the ranks' tensors differ from those of the twin, which is the whole model on one device: tries sums,
-means, factors and rows of the batch that would explain it.
+"""Why the ranks' tensors differ from those of the twin, which is the whole model on one device. A cause is
+named if one thing explains the difference: a missing sum or mean, a sum too many, one factor, or how often
+the rows of the batch count. Otherwise the cause says on which ranks the tensor differs, and along which axis.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,15 +13,12 @@ import torch
 
 from .pieces import Mesh
 
-MOST_DECAY = 0.2  # largest share of a weight that weight decay removes in a step
 TOKENS = 512  # at most so many of a rank's tokens are compared with the twin's
 NEAR = 2e-3  # a factor nearer to 1 is printed as its difference from 1
-# If every token of a rank is wrong, but by less than this share of a token's mean length, the rank computes
-# in another precision or with another constant.
-SLIGHT = 0.05
 NOTHING = 1e-300  # the least denominator, so that no division is by 0
-MOST_KINDS = 3  # kinds of tensors that are tried together as the cause of a wrong norm
-CHANCE = 5e-3  # about the probability that any tried set fits by chance; it limits how many are tried
+# The tolerance up to which single tensors are tried as the cause of a wrong norm. In coarser numbers one of
+# many tensors fits by chance.
+FINE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,9 @@ class Cause:
     text: str = ""
 
 
-UNEXPLAINED = Cause("unexplained", text="no sum, mean or factor of what the ranks hold is the twin's")
+UNEXPLAINED = Cause(
+    "unexplained", text="wrong on all ranks, and no sum, mean or factor of theirs is the twin's"
+)
 
 
 def apart(a: torch.Tensor, b: torch.Tensor, least: float = 0.0) -> float:
@@ -97,15 +95,9 @@ def times(c: float) -> str:
 
 
 def size_text(c: float, mesh: Mesh) -> tuple[tuple[str, ...], str]:
-    """(axes of a size n where c is n, 1/n, √n or 1/√n; the same as text); ((), '') if there are none."""
-    root = "the root of the size of"
-    for power, words in (
-        (1, "the size of"),
-        (-1, "1 over the size of"),
-        (0.5, root),
-        (-0.5, f"1 over {root}"),
-    ):
-        size = lambda axes: mesh.size(axes) ** power
+    """(axes of a size n where c is n or 1/n; the same as text); ((), '') if there are none."""
+    for power, words in ((1, "the size of"), (-1, "1 over the size of")):
+        size = lambda axes, power=power: mesh.size(axes) ** power
         fits = [axes for axes in mesh.sets_of_axes() if math.isclose(size(axes), c, rel_tol=1e-4)]
         if fits:
             return fits[0], f", {words} {' or '.join(' · '.join(axes) for axes in fits)}"
@@ -141,8 +133,8 @@ class Parts:
         return math.inf if math.isnan(off) else off
 
     def cause(self) -> Cause:
-        """The first cause that fits: a factor, a missing sum or mean, rounding to bfloat16, an error on some
-        ranks alone; otherwise UNEXPLAINED.
+        """The first cause that fits: a factor, a missing sum or mean, an error on some ranks alone; otherwise
+        UNEXPLAINED.
         """
         fits = {rank: factor(self.got[rank], self.wanted[rank]) for rank in self.got}
         multiples = all(rest <= self.tolerance and c for c, rest in fits.values())
@@ -151,8 +143,6 @@ class Parts:
         for axes in self.mesh.sets_of_axes():
             if cause := self._not_reduced(axes):
                 return cause
-        if all(torch.equal(t, t.bfloat16().to(t.dtype)) for t in self.got.values() if t.dtype.itemsize > 2):
-            return Cause("rounded", text="its numbers are bfloat16's: something was summed in that precision")
         right = {rank: self._off(rank) <= self.tolerance for rank in self.got}
         if any(right.values()):
             right_ones = ranks_text(rank for rank in right if right[rank])
@@ -160,30 +150,25 @@ class Parts:
         return UNEXPLAINED
 
     def _not_reduced(self, axes: tuple[str, ...]) -> Cause | None:
-        """A cause if the sum over these axes, or a multiple of the sum, is what each rank should have."""
+        """A cause if the sum or the mean over these axes is what each rank should have."""
         factors = []
         for group in self.mesh.groups(axes, sorted(self.got)):
             if any(not torch.equal(self.where[rank], self.where[group[0]]) for rank in group):
                 return None  # these ranks hold different elements
             total = sum((self.got[rank].double() for rank in group), torch.zeros(()))
             fits = [factor(total, self.wanted[rank]) for rank in group]
-            if not all(rest <= self.tolerance and c for c, rest in fits):
+            if any(rest > self.tolerance for _, rest in fits):
                 return None
             factors += [c for c, _ in fits]
-        if max(factors) - min(factors) > 1e-4 * max(map(abs, factors)):
-            return None
-        c, over = factors[0], along(axes)
-        if math.isclose(c, 1, rel_tol=1e-4):
+        over = along(axes)
+        if all(math.isclose(c, 1, rel_tol=1e-4) for c in factors):
             return Cause("not summed", axes, f"never summed over {over}: its ranks' sum is the twin's")
-        if math.isclose(c, self.mesh.size(axes), rel_tol=1e-4):
+        if all(math.isclose(c, self.mesh.size(axes), rel_tol=1e-4) for c in factors):
             return Cause("not averaged", axes, f"never averaged over {over}: its ranks' mean is the twin's")
-        sum_is = f"the sum is {c:.4g} times the twin's{size_text(c, self.mesh)[1]}"
-        return Cause("not summed", axes, f"never summed over {over}, and {sum_is}")
+        return None
 
-    def cause_of_update(self, weights: Mapping[int, torch.Tensor]) -> Cause:
-        """The cause of a wrong update; the parts are the changes of the weights. weights: rank -> its weights
-        before the step.
-        """
+    def cause_of_update(self) -> Cause:
+        """The cause of a wrong update. The parts are the changes of the weights."""
         still = {rank: not self.got[rank].any() and bool(self.wanted[rank].any()) for rank in self.got}
         if any(still.values()):
             ranks = ranks_text(rank for rank in still if still[rank])
@@ -191,13 +176,6 @@ class Parts:
         cause = self.cause()
         if cause.kind not in ("some ranks", "unexplained"):
             return cause
-        decays = [factor(self.got[rank] - self.wanted[rank], weights[rank]) for rank in self.got]
-        if all(rest <= 1e-3 and abs(c) < MOST_DECAY for c, rest in decays):
-            c = max((c for c, _ in decays), key=abs)
-            phrase = f"the difference is {c:.2g} times the weight itself"
-            return Cause(
-                "weight decay", text=f"{phrase}: {'more' if c < 0 else 'less'} weight decay than the twin's"
-            )
         for classes in self.copies().values():
             if len(set(classes.values())) > 1:
                 return differing("copies differ", "its copies step differently", classes, self.mesh)
@@ -212,28 +190,18 @@ class Parts:
 
 
 def of_rows(
-    got: torch.Tensor,
-    wanted: torch.Tensor,
-    rows: Sequence[torch.Tensor],
-    tolerance: float,
-    each: int = 1,
-    unit: str = "row",
+    got: torch.Tensor, wanted: torch.Tensor, parts: Sequence[torch.Tensor], tolerance: float, each: int
 ) -> Cause | None:
-    """A cause if a gradient is a weighted sum of the rows' gradients, as the twin's is, but with other
-    weights. rows: the gradients of parts of the batch. each: rows of a part. unit: 'row', or 'token' of each
-    row.
+    """A cause if a gradient is a weighted sum of the gradients of the batch's rows, as the twin's is, but
+    with other weights. parts: the gradients of parts of the batch, of `each` rows.
     """
-    places = [i for i, row in enumerate(rows) if row.isfinite().all() and row.any()]  # not padding alone
+    places = [i for i, part in enumerate(parts) if part.isfinite().all() and part.any()]  # not padding alone
     if not places:
         return None
-    basis = torch.stack([rows[i].double().flatten() for i in places], 1)
+    basis = torch.stack([parts[i].double().flatten() for i in places], 1)
     mine, twins = (_weights(basis, t.double().flatten(), tolerance) for t in (got, wanted))
-    if mine is None or twins is None:
+    if mine is None or twins is None or (twins.abs() < 1e-9).any():
         return None
-    if (lacks := twins.abs() < 1e-9).any():
-        gone = ", ".join(_part(i, i, each, unit) for i, lack in zip(places, lacks.tolist()) if lack)
-        text = f"the twin's has nothing of {gone}: the step leaves out a part of the batch"
-        return Cause("rows missing", text=text)
     ratios = [round(float(r), 3) for r in mine / twins]
     if len(set(ratios)) == 1:
         return None
@@ -244,61 +212,20 @@ def of_rows(
         else:
             runs.append([i, i, ratio])
     often = lambda ratio: "once" if ratio == 1 else f"{ratio:g} times"
-    phrase = ", ".join(f"{_part(a, b, each, unit)} {often(ratio)}" for a, b, ratio in runs if ratio)
-    phrase = f"of each row {phrase}" if unit == "token" else phrase
+    phrase = ", ".join(f"{_part(a, b, each)} {often(ratio)}" for a, b, ratio in runs if ratio)
     if 0.0 in ratios:
-        gone = ", ".join(_part(a, b, each, unit) for a, b, ratio in runs if not ratio)
-        rows_in_all = len(rows) * each
-        return Cause("rows missing", text=f"{gone} of {rows_in_all} missing; {phrase} what they should count")
-    if all(ratio == int(ratio) for ratio in ratios):
-        return Cause(
-            "rows repeated", text=f"{phrase} what they should count: summed again with each microbatch?"
-        )
-    why = "a mean of means, of shares with unequal numbers of tokens"
-    if 1.0 in ratios:
-        why = "a factor that some of them get once more than others"
-    return Cause("rows weighted", text=f"{phrase} what they should count: {why}?")
+        gone = ", ".join(_part(a, b, each) for a, b, ratio in runs if not ratio)
+        in_all = len(parts) * each
+        return Cause("rows missing", text=f"{gone} of {in_all} missing; {phrase} what they should count")
+    of_means = min(ratios) < 1 < max(ratios)
+    why = ": a mean of means, of shares with unequal numbers of tokens?" if of_means else ""
+    return Cause("rows weighted", text=f"{phrase} what they should count{why}")
 
 
-def of_masks(
-    got: torch.Tensor,
-    rows: Sequence[torch.Tensor],
-    unmasked: Sequence[torch.Tensor],
-    tolerance: float,
-    each: int,
-) -> Cause | None:
-    """A cause if a gradient includes tokens that the batch's mask leaves out. rows, unmasked: the gradients
-    of parts of the batch, with the mask, and with a mask that leaves nothing out.
-    """
-    rows = [row if row.isfinite().all() else torch.zeros_like(row) for row in rows]  # a mean over nothing
-    differences = [apart(without_mask, row) for row, without_mask in zip(rows, unmasked)]
-    has_padding = [i for i, off in enumerate(differences) if off > max(tolerance, 1e-7)]
-    basis = torch.stack([row.double().flatten() for row in [*rows, *(unmasked[i] for i in has_padding)]], 1)
-    if not has_padding:
-        return None
-    weights = _weights(basis, got.double().flatten(), tolerance)
-    if weights is None:
-        return None
-    share = weights[len(rows) :].abs() / weights.abs().max()
-    counted = [i for i, part in zip(has_padding, share.tolist()) if part > 1e-6]
-    if not counted:
-        return None
-    named = ", ".join(_part(a, b, each) for a, b in _runs(counted))
-    return Cause("padding counted", text=f"in {named} what the batch's mask leaves out is counted as well")
-
-
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """[0, 1, 4] -> [(0, 1), (4, 4)]."""
-    runs: list[tuple[int, int]] = []
-    for i in numbers:
-        runs[-1:] = [(runs[-1][0], i)] if runs and runs[-1][1] == i - 1 else [*runs[-1:], (i, i)]
-    return runs
-
-
-def _part(first: int, last: int, each: int, unit: str = "row") -> str:
+def _part(first: int, last: int, each: int) -> str:
     """'row 3', 'rows 1–4': counted from 1, for parts of `each` rows that are numbered from 0."""
     a, b = first * each + 1, (last + 1) * each
-    return f"{unit}s {a}–{b}" if b > a else f"{unit} {a}"
+    return f"rows {a}–{b}" if b > a else f"row {a}"
 
 
 def _weights(basis: torch.Tensor, vector: torch.Tensor, tolerance: float) -> torch.Tensor | None:
@@ -318,72 +245,36 @@ def of_norms(
     in_parts: Mapping[tuple[str, ...], Collection[str]],
 ) -> Cause:
     """The cause of a wrong norm in gradient clipping. squares_of: name -> the sum of squares of the twin's
-    gradient. in_parts: axes -> the names of the gradients that ranks along these axes hold in parts.
+    gradient. in_parts: axes -> the names of the gradients that ranks along these axes hold in parts. Each of
+    these ranks has a copy of the other gradients.
     """
-    near = lambda a, b: math.isclose(a, b, rel_tol=max(tolerance, 1e-7))
-    for axes in mesh.sets_of_axes():
-        totals = (math.hypot(*(got[rank] for rank in group)) for group in mesh.groups(axes, sorted(got)))
-        if all(near(total, wanted) for total in totals):
-            text = f"of each rank's part alone: the squares were never summed over {along(axes)}"
-            return Cause("norm of a part", axes, text)
-    for axes, names in in_parts.items():
-        squares = sum(squares_of[name] for name in names)
-        averaged = math.sqrt(max(0.0, wanted**2 - squares + squares / mesh.size(axes)))
-        if squares and all(near(norm, averaged) for norm in got.values()):
+    near = lambda a, b: math.isclose(a, b, rel_tol=2 * max(tolerance, 1e-7))  # of squares
+    squares = {rank: norm**2 for rank, norm in got.items()}
+    copies_of = {
+        axes: wanted**2 - sum(map(squares_of.__getitem__, names)) for axes, names in in_parts.items()
+    }
+    for axes, copies in copies_of.items():
+        averaged = copies + (wanted**2 - copies) / mesh.size(axes)
+        if in_parts[axes] and all(near(square, averaged) for square in squares.values()):
             text = f"the squares of what {along(axes)} holds in parts were averaged over it, not summed"
             return Cause("squares averaged", axes, text)
-        total = {rank: norm**2 for rank, norm in got.items()}
-        sums = [
-            sum(total[r] for r in group) - (len(group) - 1) * (wanted**2 - squares)
-            for group in mesh.groups(axes, sorted(got))
-        ]
-        if (
-            squares
-            and len(set(total.values())) > 1
-            and all(near(total_of_squares, wanted**2) for total_of_squares in sums)
-        ):
-            text = f"the squares of what {along(axes)} holds in parts were never summed over it"
+        groups = mesh.groups(axes, sorted(got))
+        totals = [sum(squares[rank] for rank in group) - (len(group) - 1) * copies for group in groups]
+        if in_parts[axes] and all(near(total, wanted**2) for total in totals):
+            text = f"of each rank's part alone: the squares were never summed over {along(axes)}"
             return Cause("norm of a part", axes, text)
-    if cause := _counted_often(got, wanted, mesh, max(tolerance, 1e-7), squares_of, in_parts):
-        return cause
+    for axes, copies in copies_of.items():
+        counted = {f"all that {along(axes)} has copies of": copies}
+        counted |= squares_of if tolerance <= FINE else {}
+        for what, some in counted.items():
+            too_large = wanted**2 + (mesh.size(axes) - 1) * some
+            if all(near(square, too_large) for square in squares.values()):
+                text = f"the squares of {what} were counted {mesh.size(axes)} times, over {along(axes)}"
+                return Cause("squares counted often", axes, text)
     cause = scaled({rank: norm / wanted for rank, norm in got.items()}, mesh)
     if len({f"{norm:.6g}" for norm in got.values()}) > 1:
         return Cause("norm of a part", cause.axes, f"{cause.text}, so ranks clip differently")
     return cause
-
-
-def _counted_often(
-    got: Mapping[int, float],
-    wanted: float,
-    mesh: Mesh,
-    tolerance: float,
-    squares_of: Mapping[str, float],
-    in_parts: Mapping[tuple[str, ...], Collection[str]],
-) -> Cause | None:
-    """A cause if the norm has the squares of some tensors once for each rank of an axis. It tries all tensors
-    of which the axis has copies; each tensor alone; tensors whose names differ only in numbers; and up to
-    three such kinds of tensors together.
-    """
-    kinds: dict[str, list[str]] = {}
-    for name in squares_of:
-        kinds.setdefault(re.sub(r"\d+", "*", name), []).append(name)
-    sets = [[name] for name in squares_of]
-    for n in range(1, MOST_KINDS + 1):
-        sets += [list(itertools.chain(*some)) for some in itertools.combinations(kinds.values(), n)]
-    sets = sets[: int(CHANCE / tolerance)]
-    for axes in mesh.sets_of_axes():
-        size = mesh.size(axes)
-        copies = [name for name in squares_of if name not in in_parts[axes]]
-        for names in [copies, *sets]:
-            total = wanted**2 + (size - 1) * sum(squares_of[name] for name in names)
-            if all(math.isclose(norm**2, total, rel_tol=2 * tolerance) for norm in got.values()):
-                more = f" and {len(names) - 2} more" * (len(names) > 2)
-                of, over = f"{', '.join(names[:2])}{more}", along(axes)
-                if names is copies:
-                    of = f"all that {over} has copies of"
-                text = f"the squares of {of} were counted {size} times, over {over}"
-                return Cause("squares counted often", axes, text)
-    return None
 
 
 # -- outputs of modules ----------------------------------------------------------------------------
@@ -409,19 +300,8 @@ def of_output(got: Mapping[int, list], whole: list, mesh: Mesh, tolerance: float
     right = {rank: tuple((far <= tolerance).tolist()) for rank, far in off.items()}
     if not any(map(any, right.values())):
         return UNEXPLAINED
-    slightly = {rank: float(far.max()) for rank, far in off.items() if not all(right[rank])}
-    if all(not any(right[rank]) and far < SLIGHT for rank, far in slightly.items()) and len(slightly) < len(
-        right
-    ):
-        most = max(slightly.values())
-        text = (
-            f"all its tokens are up to {most:.1g} off on {ranks_text(slightly)} alone, whose arithmetic"
-            " differs: another precision, or another constant of a norm"
-        )
-        return Cause("arithmetic", tuple(mesh.differing({r: r in slightly for r in right})), text)
     phrase = ", ".join(f"{sum(mine)} of {len(mine)} tokens of rank {rank}" for rank, mine in right.items())
-    text = f"right for {phrase}. Look at the tokens' positions, their order and their mask"
-    return Cause("some tokens", tuple(mesh.differing(right)), text)
+    return Cause("some tokens", tuple(mesh.differing(right)), f"right for {phrase}")
 
 
 def _sum_off(parts: list[list[torch.Tensor]], whole: list[torch.Tensor]) -> torch.Tensor | None:

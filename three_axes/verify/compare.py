@@ -1,13 +1,14 @@
 """Compares the recorded steps of the ranks (`record.Seen`) with those of their twin, which is the whole model
-on one device. Stops at the first step that differs, and names causes. The twin is run again only to try rows
-of the batch (`Twin.parts`). No other process is needed.
+on one device. Stops at the first step that differs, and names causes. The twin is run again only to find how
+often each row of the batch counts (`Twin.rows`). No other process is needed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -19,18 +20,17 @@ from .causes import (
     along,
     apart,
     differing,
-    factor,
-    of_masks,
     of_norms,
     of_output,
     of_rows,
+    ranks_text,
     size_text,
     times,
 )
-from .fed import of_inputs
+from .inputs import of_inputs
 from .pieces import Mesh, Places
 from .record import Seen, Tensors
-from .verdict import EXACT, Twin, Verdict, Wrong, by_cause, of_dropouts
+from .report import EXACT, Found, Verdict
 
 DOUBLE = torch.finfo(torch.float64).eps
 # A spread is the relative difference between the twin's two runs (`Twin.again`).
@@ -40,12 +40,32 @@ FAR = 16  # a spread of more than so many medians of all spreads is ignored, sin
 # A gradient below this share of the largest may be only rounding. Also the least tolerance for outputs and
 # updates, and the least absolute loss by which a difference is divided.
 SMALL = 1e-6
-ROW_CAUSES = "rows missing", "rows repeated", "rows weighted", "padding counted"
-REFUSED = "rows could not be tried: "  # `_of_gradients` looks for this in a cause's text
+ROW_CAUSES = "rows missing", "rows weighted"
 # Elements with a gradient below this share of their tensor's largest, or below 10 times the allowed
 # difference, are not compared after the update: Adam's step is as large for any gradient, so rounding in a
 # tiny one changes the whole step.
 VISIBLE = 1e-4
+
+
+@dataclass
+class Twin:
+    """The whole model on one device.
+
+    steps: its recorded steps. again: the same steps in a second run, in float64, from weights rounded to the
+    ranks' type if that is coarser. If an operation has no float64, the second run has the type of the first,
+    and weights moved by one unit in the last place. The difference of the two runs is the spread. own:
+    the weights that `build` gave the model. aliases: name -> other names of the same tensor. rows: returns
+    the gradients of each part of the batch, in order, and the number of rows in a part.
+    """
+
+    steps: Sequence[Seen]
+    again: Sequence[Seen]
+    own: Tensors
+    rows: Callable[[], tuple[Sequence[Tensors], int]]
+    aliases: Mapping[str, set[str]]
+
+
+Wrong = dict[str, tuple[float, Cause]]  # name -> how far off, and why
 
 
 class Comparison:
@@ -70,10 +90,10 @@ class Comparison:
         weights differ before it, no step is compared. In a step: the loss and the gradients, then clipping,
         the update and buffers, each only if all before it are equal. Dropouts are always compared.
         """
-        if not self.verdict.add(by_cause(0, "weights", self._weights()), "weights"):
+        if not self.verdict.add(_by_cause(0, "weights", self._weights()), "weights"):
             any(self._step(number) for number in range(len(self.twin.steps)))
         self.verdict.add(
-            of_dropouts({rank: steps[-1].drops for rank, steps in self.ranks.items()}, self.mesh), "dropout"
+            _of_dropouts({rank: steps[-1].drops for rank, steps in self.ranks.items()}, self.mesh), "dropout"
         )
         return self.verdict
 
@@ -96,18 +116,17 @@ class Comparison:
     def _step(self, number: int) -> bool:
         """Compare a step with the twin's. Returns True if a part of it differs by more than is allowed."""
         self._at(number)
-        add = lambda what, off, column="": self.verdict.add(by_cause(number + 1, what, off), column or what)
+        add = lambda what, wrong: self.verdict.add(_by_cause(number + 1, what, wrong), what)
         loss, gradients = self._loss(), self._gradients()
-        follow = {}
-        if loss and len(gradients) > len(self._twin.gradients) / 2:
-            follow = {name: wrong for name, wrong in gradients.items() if wrong[1].kind == UNEXPLAINED.kind}
-            loss = self._of_gradients(loss, gradients)
+        if loss:
+            loss = self._loss_by_rows(loss, gradients)
         add("loss", loss)
         if not loss and self._shares:
             self.verdict.cells["loss"] = f"equal, a sum over {along(self._shares)}"
-        add("gradients", {name: wrong for name, wrong in gradients.items() if name not in follow})
-        if follow:
-            # After a wrong loss, gradients without a cause of their own are not reported.
+        explained = {name: wrong for name, wrong in gradients.items() if wrong[1] != UNEXPLAINED}
+        # After a wrong loss, gradients without a cause of their own are not reported.
+        add("gradients", explained if loss else gradients)
+        if loss and gradients and not explained:
             self.verdict.cells["gradients"] = "-"
         if loss or gradients:
             return True
@@ -171,10 +190,6 @@ class Comparison:
         if self._shares:
             return {}
         far = math.inf if math.isnan(mean) else off(mean)
-        before = self.twin.steps[self._number - 1].loss if self._number else math.inf
-        if before is not None and abs(mean - before) <= allowed * abs(mean):
-            text = f"it equals the loss of step {self._number}: that step changed nothing on the ranks"
-            return {"": (far, Cause("stale", text=text))}
         if self._number == 0 and (cause := of_inputs(self._seen, self._twin)):
             return {"": (far, cause)}
         if first := self._first_output():
@@ -182,21 +197,14 @@ class Comparison:
         ratio = mean / twins
         text = f"{times(ratio)}{size_text(ratio, self.mesh)[1]}"
         if self._number == 0:
-            text += ". No module's output that could be compared differs: look at targets, mask and mean"
+            text += ". No module's output that could be compared differs"
         return {"": (far, Cause("loss", text=text))}
 
-    def _of_gradients(self, loss: Wrong, gradients: Wrong) -> Wrong:
-        """`loss`, with a better cause if its cause is only 'loss': one of `ROW_CAUSES` that a gradient has,
-        or the reason why rows could not be tried.
-        """
+    def _loss_by_rows(self, loss: Wrong, gradients: Wrong) -> Wrong:
+        """`loss`. If it has no cause of its own, it gets that of a gradient, in how often rows count."""
         ((far, cause),) = loss.values()
-        if cause.kind != "loss":
-            return loss
-        rows = [cause for _, cause in gradients.values() if cause.kind in ROW_CAUSES]
-        refused = next((cause.text for _, cause in gradients.values() if REFUSED in cause.text), "")
-        if not rows and refused:
-            rows = [replace(cause, text=f"{cause.text}; {refused[refused.index(REFUSED) :]}")]
-        return {"": (far, rows[0])} if rows else loss
+        of_rows = (of_gradient for _, of_gradient in gradients.values() if of_gradient.kind in ROW_CAUSES)
+        return {"": (far, next(of_rows, cause))} if cause.kind == "loss" else loss
 
     def _summed_over(self, off: Callable[[float], float], allowed: float) -> tuple[str, ...]:
         """The axes over which the ranks' unequal losses sum to the twin's loss; () if there are none."""
@@ -234,36 +242,11 @@ class Comparison:
 
     def _gradients(self) -> Wrong:
         """The gradients that differ from the twin's, before clipping, each with its cause."""
-        wrong, common = self._wrong_gradients({})
-        if len(wrong) > len(self._twin.gradients) / 2 and (scale := _common(common)):
-            but_for, _ = self._wrong_gradients(scale)
-            # If a shared factor, as of clipping, explains some gradients, only the others are reported.
-            if 0 < len(but_for) < len(wrong):
-                wrong = but_for
-        open_ = [name for name, (_, cause) in wrong.items() if cause.kind in ("unexplained", "some ranks")]
-        of_all, refused = (self._not_zeroed(open_) or self._of_inputs()) if open_ else None, ""
-        if open_ and not of_all and not self._number:
-            of_all, refused = self._of_rows(open_)
-        for name in open_:
-            cause = of_all or self._of_strangers(name) or wrong[name][1]
-            if cause.kind == UNEXPLAINED.kind and refused:
-                cause = replace(cause, text=f"{cause.text}; {REFUSED}{refused}")
-            wrong[name] = wrong[name][0], cause
-        return wrong
-
-    def _wrong_gradients(self, scale: Mapping[int, float]) -> tuple[Wrong, dict[str, dict[int, float]]]:
-        """(name -> how far off and why; name -> the factor on each rank, if it has one). scale: a factor of
-        all gradients of a rank, which is divided out first.
-        """
-        least, factors = self._least(), {}
+        least = self._least()
         wrong: Wrong = {}
         for name, whole in self._twin.gradients.items():
             allowed = self._allowed(self._number, apart(self._again.gradients[name], whole, least))
             parts = self._parts(whole, name, lambda seen: seen.gradients, max(allowed, 1e-7))
-            parts.got = {rank: part / scale.get(rank, 1.0) for rank, part in parts.got.items()}
-            if whole.norm() > least:
-                fits = {rank: factor(part, parts.wanted[rank]) for rank, part in parts.got.items()}
-                factors[name] = {rank: c for rank, (c, rest) in fits.items() if rest <= parts.tolerance}
             missing = {rank: rank not in parts.got for rank in self.places.of[name]}
             if any(missing.values()) and whole.norm() > least:
                 phrase, on_none = "no gradient on some ranks: differs", all(missing.values())
@@ -271,32 +254,24 @@ class Comparison:
                 wrong[name] = 1.0, replace(cause, text="no rank has a gradient") if on_none else cause
             elif parts.off(least) > allowed:
                 wrong[name] = parts.off(least), self._beside_calls(name, parts.cause())
-        return wrong, factors
+        open_ = [name for name, (_, cause) in wrong.items() if cause.kind in ("unexplained", "some ranks")]
+        of_all = self._of_batch(open_) if open_ and self._number == 0 else None
+        for name in open_:
+            wrong[name] = wrong[name][0], of_all or self._of_strangers(name) or wrong[name][1]
+        return wrong
 
-    def _of_inputs(self) -> Cause | None:
-        return of_inputs(self._seen, self._twin) if self._number == 0 else None
-
-    def _not_zeroed(self, names: Sequence[str]) -> Cause | None:
-        """A cause if each of these gradients, on every rank, is the sum of the twin's gradient and a multiple
-        of the rank's own gradient in the step before.
-        """
-        if not self._number:
-            return None
-        c = 0.0
-        for name in names:
-            whole = self._twin.gradients[name]
-            for rank, seen in self._seen.items():
-                before = self.ranks[rank][self._number - 1].gradients.get(name)
-                if before is not None and name in seen.gradients:
-                    wanted = whole.flatten()[self.places.of[name][rank]]
-                    c, rest = factor(seen.gradients[name].flatten() - wanted, before)
-                    if rest > 1e-4 or abs(c) < 1e-3:
-                        return None
-        if not c:  # no rank has such a gradient in both steps
-            return None
-        share = "" if abs(c - 1) < 1e-3 else f" ({c:.3g} times, perhaps on some ranks only)"
-        text = f"step {self._number}'s gradients are still in them{share}: never set to zero"
-        return Cause("not zeroed", text=text)
+    def _of_batch(self, names: list[str]) -> Cause | None:
+        """A cause of these gradients in the ranks' inputs, or in how often rows of the batch count."""
+        if cause := of_inputs(self._seen, self._twin):
+            return cause
+        rank = next(
+            rank for rank, seen in self._seen.items() if any(name in seen.gradients for name in names)
+        )
+        mine = [name for name in names if name in self._seen[rank].gradients]
+        part = lambda whole: torch.cat([whole[name].flatten()[self.places.of[name][rank]] for name in mine])
+        got = torch.cat([self._seen[rank].gradients[name].flatten() for name in mine])
+        rows, each = self.twin.rows()
+        return of_rows(got, part(self._twin.gradients), [*map(part, rows)], self._allowed(0), each)
 
     def _beside_calls(self, name: str, cause: Cause) -> Cause:
         """The cause. If a sum or mean is missing in the first step, its text also gets the collectives over
@@ -311,28 +286,6 @@ class Comparison:
         if took:
             phrase = f"{' and '.join(took)} over {over} received it too late, or nobody waited"
         return replace(cause, text=f"{cause.text}. {phrase}")
-
-    def _of_rows(self, names: list[str]) -> tuple[Cause | None, str]:
-        """(a cause in how often rows or tokens of the batch count, or in its mask; the reason if rows could
-        not be tried).
-        """
-        rank = next(
-            rank for rank, seen in self._seen.items() if any(name in seen.gradients for name in names)
-        )
-        mine = [name for name in names if name in self._seen[rank].gradients]
-        part = lambda whole: torch.cat([whole[name].flatten()[self.places.of[name][rank]] for name in mine])
-        got = torch.cat([self._seen[rank].gradients[name].flatten() for name in mine])
-        wanted, allowed = part(self._twin.gradients), self._allowed(self._number)
-        rows, tokens = self.twin.parts("rows"), self.twin.parts("tokens")
-        parts, of_tokens = (list(map(part, some.gradients)) for some in (rows, tokens))
-        if parts and (cause := of_rows(got, wanted, parts, allowed, rows.each)):
-            return cause, ""
-        if of_tokens and (cause := of_rows(got, wanted, of_tokens, allowed, tokens.each, "token")):
-            return cause, ""
-        unmasked = self.twin.parts("unmasked") if parts else rows
-        without_mask = list(map(part, unmasked.gradients))
-        tried = parts and without_mask
-        return tried and of_masks(got, parts, without_mask, allowed, rows.each) or None, unmasked.refused
 
     def _of_strangers(self, name: str) -> Cause | None:
         """A cause if a gradient equals that of another parameter, or of another part of this one, on another
@@ -387,14 +340,13 @@ class Comparison:
             eps = torch.finfo(self._twin.before[name].dtype).eps
             rounding = ROUNDINGS * eps * float(before.norm() / max(whole.norm(), 1e-300))
             allowed = max(SMALL, self._allowed(self._number, apart(again[seen], whole[seen])), rounding)
-            parts, weights = self._parts(whole, name, change, max(allowed, 1e-5)), {}
+            parts = self._parts(whole, name, change, max(allowed, 1e-5))
             for rank, place in parts.where.items():
                 keep = seen.flatten()[place]
                 parts.got[rank], parts.wanted[rank] = parts.got[rank][keep], parts.wanted[rank][keep]
-                weights[rank] = before.flatten()[place][keep]
             off = parts.off(1e-9 * float(before.norm()))
             if off > allowed:
-                wrong[name] = off, parts.cause_of_update(weights)
+                wrong[name] = off, parts.cause_of_update()
         return wrong
 
     def _buffers(self) -> Wrong:
@@ -411,17 +363,39 @@ class Comparison:
         return wrong
 
 
-def _common(factors: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
-    """Rank -> the factor that at least half of all gradients share; {} if a rank has none, or all are 1."""
-    scale = {}
-    for rank in {rank for of_ranks in factors.values() for rank in of_ranks}:
-        found = sorted(of_ranks[rank] for of_ranks in factors.values() if rank in of_ranks)
-        middle = median(found)
-        near = sum(math.isclose(c, middle, rel_tol=1e-6) for c in found)
-        if 2 * near < len(factors) or not middle:
-            return {}
-        scale[rank] = middle
-    return scale if any(abs(c - 1) > 1e-6 for c in scale.values()) else {}
+def _of_dropouts(seen: Mapping[int, Mapping[str, list]], mesh: Mesh) -> list[Found]:
+    """Dropouts that drop alike on two ranks, whose inputs differ, or differently, though these are equal.
+    seen: rank -> dropout -> for each call, digests of (the input, which numbers were kept; b"" if all).
+    """
+    pairs: dict[bool, dict[str, set]] = {True: {}, False: {}}  # by whether they drop alike
+    for a, b in itertools.combinations(seen, 2):
+        for name in seen[a].keys() & seen[b].keys():
+            for (given, kept), (other, kept_there) in zip(seen[a][name], seen[b][name]):
+                alike = kept == kept_there
+                if alike != (given == other) and (kept or kept_there):
+                    pairs[alike].setdefault(name, set()).add((a, b))
+    found = []
+    for alike, names in pairs.items():
+        if names:
+            of_ranks = set().union(*names.values())
+            axes = tuple(a for a in mesh.real_axes if any(mesh.between(*p) == (a,) for p in of_ranks))
+            ranks = ranks_text({rank for pair in of_ranks for rank in pair})
+            same = ("not ", "they drop at the same places") if alike else ("", "each keeps other numbers")
+            text = f"what goes in is {same[0]}the same on {ranks}, and {same[1]}: along {along(axes)}"
+            cause = Cause("drops alike" if alike else "drops apart", axes, text)
+            found.append(Found(None, "dropout", tuple(sorted(names)), 1.0, cause))
+    return found
+
+
+def _by_cause(step: int, what: str, wrong: Wrong) -> list[Found]:
+    """The differences, grouped by cause, each with the names that share the cause."""
+    groups: dict[Cause, list[str]] = {}
+    for name, (_, cause) in wrong.items():
+        groups.setdefault(cause, []).append(name)
+    return [
+        Found(step, what, tuple(filter(None, names)), max(wrong[name][0] for name in names), cause)
+        for cause, names in groups.items()
+    ]
 
 
 def _usual(spreads: list[float]) -> float:

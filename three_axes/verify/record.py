@@ -10,17 +10,23 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.overrides import TorchFunctionMode
 
 from .. import pytorch_private
 from ..count.interpose import Listener
-from .fed import Scored
 
 WRAPPERS = re.compile(
     r"(^|(?<=\.))(module|_orig_mod|_forward_module|_original_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)"
 )  # parts of a parameter's name that DDP, FSDP and torch.compile add
 DROPOUTS = nn.modules.dropout._DropoutNd
+# Functions whose targets are recorded.
+LOSSES = (
+    F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss,
+    F.binary_cross_entropy, F.binary_cross_entropy_with_logits,
+)  # fmt: skip
 FEW = 64  # a dropout of fewer numbers is not recorded: two such may drop the same ones by chance
 
 Tensors = dict[str, torch.Tensor]
@@ -36,8 +42,8 @@ class Seen:
     outputs: module -> the output of each of its calls. places: for DTensors, the indices of a shard's
     elements in the whole. drops: dropout -> digests of (its input, which numbers it kept), for each call.
     eps: of the coarsest type of weights, outputs and loss. sent: parameter -> (axis, collective) for each
-    collective that received its gradient. fed: the first tensor of each call of the model from outside.
-    targets: of PyTorch's losses (`fed.Scored`).
+    collective that received its gradient. inputs: the first tensor of each call of the model from outside.
+    targets: of PyTorch's losses (`Scored`).
     """
 
     loss: float | None = None
@@ -51,7 +57,7 @@ class Seen:
     drops: dict[str, list[tuple[bytes, bytes]]] = field(default_factory=dict)
     eps: float = 0.0
     sent: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    fed: list[torch.Tensor] = field(default_factory=list)
+    inputs: list[torch.Tensor] = field(default_factory=list)
     targets: list[tuple[torch.Tensor, int]] = field(default_factory=list)
 
 
@@ -82,6 +88,23 @@ class SentListener(Listener):
             by_memory.setdefault(tensor.untyped_storage().data_ptr(), []).append((axis, op))
         memory = {name: g.untyped_storage().data_ptr() for name, g in gradients.items()}
         return {name: by_memory[at] for name, at in memory.items() if at in by_memory}
+
+
+class Scored(TorchFunctionMode):
+    """A block in which the targets of PyTorch's losses are recorded, as (target, its `ignore_index`)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets: list[tuple[torch.Tensor, int]] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in LOSSES:
+            target = kwargs.get("target", args[1] if len(args) > 1 else None)
+            if type(target) is torch.Tensor:
+                kept = target.detach().to("cpu", copy=True)
+                self.targets.append((kept, kwargs.get("ignore_index", -100)))
+        return func(*args, **kwargs)
 
 
 class Watched:
@@ -127,7 +150,7 @@ class Watched:
         """
         seen = Seen(before=self._after or self._weights())
         with self._dropping(seen.drops) if drops else self._without_dropout():
-            with self._listening(seen.outputs, outputs), self._clipping(seen), self._feeding(seen, outputs):
+            with self._listening(seen.outputs, outputs), self._clipping(seen), self._inputs(seen, outputs):
                 loss = step(self.model)
         seen.loss = None if loss is None else float(_whole(torch.as_tensor(loss).detach()))
         typed = [*seen.before.values(), *(t for ts in seen.outputs.values() for t in ts), loss]
@@ -182,25 +205,25 @@ class Watched:
                 handle.remove()
 
     @contextmanager
-    def _feeding(self, seen: Seen, on: bool) -> Iterator[None]:
+    def _inputs(self, seen: Seen, on: bool) -> Iterator[None]:
         """In this block, record the inputs of the model, and the targets of PyTorch's losses."""
         if not on:
             yield
             return
         depth = [0]
 
-        def goes_in(_, args, kwargs) -> None:
+        def enters(_, args, kwargs) -> None:
             depth[0] += 1
             tensors = [value for value in (*args, *kwargs.values()) if type(value) is torch.Tensor]
             if depth[0] == 1 and tensors and pytorch_private.backward_under_way() == -1:
-                seen.fed.append(_held(tensors[0]))
+                seen.inputs.append(_held(tensors[0]))
 
-        def comes_out(*_) -> None:
+        def leaves(*_) -> None:
             depth[0] -= 1
 
         modules = list(self.model.modules())
-        hooks = [module.register_forward_pre_hook(goes_in, with_kwargs=True) for module in modules]
-        hooks += [module.register_forward_hook(comes_out, always_call=True) for module in modules]
+        hooks = [module.register_forward_pre_hook(enters, with_kwargs=True) for module in modules]
+        hooks += [module.register_forward_hook(leaves, always_call=True) for module in modules]
         try:
             with Scored() as scored:
                 yield

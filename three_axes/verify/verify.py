@@ -5,7 +5,6 @@ batch, and compares.
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -17,13 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from .. import devices, pytorch_private
 from ..count.axes import of_meshes
 from ..count.interpose import interposer
-from ..lines import Line, place, readers
 from .causes import apart
-from .compare import Comparison
+from .compare import Comparison, Twin
 from .pieces import Mesh, Places, Split
 from .record import Seen, SentListener, Tensors, Watched, is_real
 from .report import Report
-from .verdict import Rows, Twin
 
 TYPES = torch.float32, torch.bfloat16, torch.float16
 OTHER_SEED = 271828  # of the twin's second run, so that random numbers in the model are noticed
@@ -41,7 +38,8 @@ def verify(
     names: Callable[[str, dict[str, int]], str] | None = None,
     dtype: torch.dtype | None = torch.float64,
 ) -> Report:
-    """Train a model on each layout, and whole on one device. Report the first difference, and its cause.
+    """Train a model on each layout, and whole on one device. Report the first difference, and its cause if
+    one thing explains it.
 
     Every rank of the process group calls `verify`, and gets the same report.
 
@@ -213,9 +211,7 @@ class _Twins:
             again = self._run(self._build_twin(), nudged, self._batch, self._steps, others=True)
         exact = rounds is None and steps[0].eps == torch.finfo(torch.float64).eps
         self._check_losses(steps[0], again[0], 1e-9 if exact else 0.05)
-        twin = Twin(
-            steps, again, self._own, lambda what: self._parts(weights, steps[0].targets, what), self._aliases
-        )
+        twin = Twin(steps, again, self._own, lambda: self._rows(weights), self._aliases)
         self._known.append((weights, eps, twin))
         return twin
 
@@ -266,55 +262,27 @@ class _Twins:
             f" batch{first}. Does it draw random numbers (F.dropout, noise)? Switch that off in build"
         )
 
-    def _parts(self, weights: Tensors, scored: Sequence[tuple[torch.Tensor, int]], what: str) -> Rows:
-        """`Twin.parts`: at most `ROWS` parts, of equal sizes if a number of parts divides the whole. scored:
-        the (target, `ignore_index`) of each loss in the twin's first step.
+    def _rows(self, weights: Tensors) -> tuple[list[Tensors], int]:
+        """`Twin.rows`: of at most `ROWS` parts, of equal sizes if a number of parts divides the whole. Each
+        part is repeated up to the size of the batch, because a step may cut its batch itself. No part if the
+        batch has no rows, or if the step fails.
         """
         leaves, structure = pytorch_private.tree_flatten(self._batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         n = len(tensors[0]) if tensors and tensors[0].dim() else 0
         if n < 2 or any(leaf.dim() == 0 or len(leaf) != n for leaf in tensors):
-            return Rows([], refused="the batch's tensors do not all begin with its rows")
-        if what == "tokens":
-            place = next((i for i, leaf in enumerate(leaves) if _is_scored(leaf, scored)), None)
-            if place is None:
-                return Rows([])
-            each = _size_of_part(leaves[place].shape[1])
-            lists = [
-                [
-                    _left_out(leaf, at, each, scored[0][1]) if i == place else leaf
-                    for i, leaf in enumerate(leaves)
-                ]
-                for at in range(0, leaves[place].shape[1], each)
-            ]
-            return self._gradients(
-                weights, [pytorch_private.tree_unflatten(some, structure) for some in lists], each
-            )
-        if what == "unmasked":
-            masks = list(map(_is_mask, leaves))
-            if not any(masks):
-                return Rows([])
-            leaves = [torch.ones_like(leaf) if mask else leaf for leaf, mask in zip(leaves, masks)]
-        each, refused = _size_of_part(n), ""
-        for times in (1, -(-n // each)):  # a step that cuts its batch may refuse a small part: repeat it
-            cut = lambda leaf, at: torch.cat([leaf[at : at + each]] * times)[:n]
-            lists = [
-                [cut(leaf, at) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-                for at in range(0, n, each)
-            ]
-            rows = self._gradients(
-                weights, [pytorch_private.tree_unflatten(some, structure) for some in lists], each
-            )
-            if not rows.refused:
-                return rows
-            refused = refused or rows.refused
-        return Rows([], refused=refused)
-
-    def _gradients(self, weights: Tensors, batches: Sequence, each: int) -> Rows:
-        try:
-            return Rows([self._run(self._build_twin(), weights, b, 1)[0].gradients for b in batches], each)
-        except Exception as e:  # a reader's step may raise anything
-            return Rows([], refused=_refusal(e))
+            return [], 1
+        each = _size_of_part(n)
+        gradients = []
+        for at in range(0, n, each):
+            repeated = lambda leaf, at=at: torch.cat([leaf[at : at + each]] * -(-n // each))[:n]
+            part = [repeated(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            batch = pytorch_private.tree_unflatten(part, structure)
+            try:
+                gradients.append(self._run(self._build_twin(), weights, batch, 1)[0].gradients)
+            except Exception:  # a reader's step may refuse such a batch
+                return [], 1
+        return gradients, each
 
 
 def _size_of_part(n: int) -> int:
@@ -322,35 +290,6 @@ def _size_of_part(n: int) -> int:
     n.
     """
     return next((n // k for k in range(min(ROWS, n), 1, -1) if n % k == 0), -(-n // ROWS))
-
-
-def _is_scored(leaf, scored: Sequence[tuple[torch.Tensor, int]]) -> bool:
-    """Whether this leaf of the batch is a tensor of whole numbers, (rows, tokens, …), with the targets of all
-    losses, in order.
-    """
-    if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2 or leaf.is_floating_point() or not scored:
-        return False
-    together = torch.cat([target.flatten() for target, _ in scored])
-    return len({out for _, out in scored}) == 1 and torch.equal(leaf.flatten().cpu(), together)
-
-
-def _left_out(targets: torch.Tensor, at: int, each: int, out: int) -> torch.Tensor:
-    """The targets, with all but `each` tokens of a row, from `at` on, set to `out`, which a loss ignores."""
-    kept = torch.full_like(targets, out)
-    kept[:, at : at + each] = targets[:, at : at + each]
-    return kept
-
-
-def _is_mask(leaf) -> bool:
-    """Whether this is a tensor of two dimensions or more that has zeros and ones, both, and nothing else."""
-    return isinstance(leaf, torch.Tensor) and leaf.dim() > 1 and leaf.unique().tolist() == [0, 1]
-
-
-def _refusal(e: Exception) -> str:
-    """'RuntimeError, train.py, line 3': the error's type, and the reader's last line in its traceback."""
-    frames = traceback.extract_tb(e.__traceback__)
-    lines = readers([Line(f.filename, f.lineno or 0, f.name) for f in frames])
-    return ", ".join([type(e).__name__, *map(place, lines[-1:])])
 
 
 def _mesh_of(layout: str, ranks: int) -> Mesh:

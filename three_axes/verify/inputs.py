@@ -1,0 +1,96 @@
+"""Compares the inputs and targets of the ranks with those of the twin, the whole model on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from .causes import Cause, ranks_text
+from .record import Seen
+
+
+def of_inputs(ranks: Mapping[int, Seen], twin: Seen) -> Cause | None:
+    """Why the rows or targets of all ranks together are not the twin's; None if they are, or if they cannot
+    be compared. ranks, twin: the steps, of which `inputs` and `targets` are read.
+    """
+    whole = _rows(twin.inputs)
+    if whole is None or len({row.numpy().tobytes() for row in whole}) < len(whole):
+        return None
+    place = {row.numpy().tobytes(): i for i, row in enumerate(whole)}
+    rows = {}
+    for rank, seen in ranks.items():
+        mine = _rows(seen.inputs)
+        if mine is not None and all(row.numpy().tobytes() in place for row in mine):
+            rows[rank] = [place[row.numpy().tobytes()] for row in mine]
+    if not rows:
+        return None
+    holders = {i: [rank for rank, mine in rows.items() if i in mine] for i in range(len(whole))}
+    return _of_holders(holders) or _of_targets(rows, ranks, twin, len(whole))
+
+
+def _rows(inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """(rows, …): the inputs of all calls of a model, in order; None if shapes or types differ."""
+    inputs = [tensor for tensor in inputs if tensor.dim() > 1]
+    if not inputs or len({(tensor.shape[1:], tensor.dtype) for tensor in inputs}) > 1:
+        return None
+    return torch.cat(inputs).contiguous()
+
+
+def _of_holders(holders: Mapping[int, list[int]]) -> Cause | None:
+    """A cause if some rows went into no rank, or into more ranks than others. holders: row -> its ranks."""
+    if missing := [i for i, ranks in holders.items() if not ranks]:
+        read = sorted({rank for ranks in holders.values() for rank in ranks})
+        text = f"{rows_text(missing)} of {len(holders)} went into no rank ({ranks_text(read)} were compared)"
+        if alike := [ranks for ranks in holders.values() if len(ranks) > 1]:
+            text += f"; {ranks_text(alike[0])} saw equal rows"
+        return Cause("rows missing", text=text)
+    fewest = min(len(ranks) for ranks in holders.values())
+    if several := [i for i, ranks in holders.items() if len(ranks) > fewest]:
+        words = f"{rows_text(several)} went into {ranks_text(holders[several[0]])}, others into {fewest} rank"
+        return Cause("rows repeated", text=words + "s" * (fewest > 1) + ": the ranks' parts overlap")
+    return None
+
+
+def _of_targets(rows: Mapping[int, list[int]], ranks: Mapping[int, Seen], twin: Seen, n: int) -> Cause | None:
+    """A cause if a row has other targets than in the twin. rows: rank -> the numbers of its rows. n: the rows
+    of the whole batch.
+    """
+    whole = _targets(twin.targets, n)
+    for rank, mine in rows.items():
+        targets = _targets(ranks[rank].targets, len(mine))
+        if whole is None or targets is None or targets.shape[1:] != whole.shape[1:]:
+            continue
+        wrong = [(i, row) for i, row in zip(mine, targets) if not torch.equal(row, whole[i])]
+        if wrong:
+            i, row = wrong[0]
+            others = [j for j in range(n) if torch.equal(row, whole[j])]
+            text = f"on rank {rank} {rows_text([i])} is scored by "
+            if others:
+                text += f"the targets of {rows_text(others[:1])}: labels are cut otherwise than the inputs"
+            else:
+                off = int((row != whole[i]).sum())
+                text += f"targets that are not the twin's, {off} of {row.numel()}: cut, shifted or masked"
+            return Cause("targets", text=text)
+    return None
+
+
+def _targets(targets: Sequence[tuple[torch.Tensor, int]], n: int) -> torch.Tensor | None:
+    """(n, targets of a row), −1 for each target that the loss ignores; None if they do not fit n rows."""
+    flat = [
+        torch.where(t == ignored, -1, t).flatten() if not t.is_floating_point() else t.flatten()
+        for t, ignored in targets
+    ]
+    if not flat or not n or sum(map(len, flat)) % n or len({each.dtype for each in flat}) > 1:
+        return None
+    return torch.cat(flat).view(n, -1)
+
+
+def rows_text(rows: Sequence[int]) -> str:
+    """'row 3', 'rows 1–2', 'rows 1, 3': counted from 1, for rows that are numbered from 0."""
+    numbers = sorted(i + 1 for i in rows)
+    if len(numbers) == 1:
+        return f"row {numbers[0]}"
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"rows {numbers[0]}–{numbers[-1]}"
+    return f"rows {', '.join(map(str, numbers))}"
