@@ -10,7 +10,7 @@ from torch import nn
 from drops import b5
 from three_axes.verify import verify
 from three_axes.verify.causes import of_norms
-from three_axes.verify.pieces import Mesh
+from three_axes.verify.shards import Mesh
 
 shared_world = worlds.shared(2, many=60, timeout=60)
 WORDS, WIDE, OUT = 12, 8, -1  # OUT: the target of padding, which has no loss

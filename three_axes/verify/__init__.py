@@ -9,4 +9,4 @@ compares a split model with its twin, the whole model on one device.
 from ..doors import door
 from .verify import verify
 
-__getattr__, __dir__ = door(__name__, drift=["Copies"], marks=["mark"])
+__getattr__, __dir__ = door(__name__, drift=["Copies"], sketches=["sketch"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .pieces import Mesh
+from .shards import Mesh
 
 TOKENS = 512  # at most so many of a rank's tokens are compared with the twin's
 NEAR = 2e-3  # a factor nearer to 1 is printed as its difference from 1
@@ -53,6 +53,16 @@ def ranks_text(ranks: Iterable[int]) -> str:
     """'rank 3', or 'ranks 0, 2'."""
     ranks = sorted(ranks)
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def rows_text(rows: Sequence[int]) -> str:
+    """'row 3', 'rows 1–2', 'rows 1, 3': counted from 1, for rows that are numbered from 0."""
+    numbers = sorted(i + 1 for i in rows)
+    if len(numbers) == 1:
+        return f"row {numbers[0]}"
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"rows {numbers[0]}–{numbers[-1]}"
+    return f"rows {', '.join(map(str, numbers))}"
 
 
 def classes_text(classes: Mapping[int, object]) -> str:
@@ -211,21 +221,16 @@ def of_rows(
             runs[-1][1] = i
         else:
             runs.append([i, i, ratio])
+    named = lambda first, last: rows_text(range(first * each, (last + 1) * each))
     often = lambda ratio: "once" if ratio == 1 else f"{ratio:g} times"
-    phrase = ", ".join(f"{_part(a, b, each)} {often(ratio)}" for a, b, ratio in runs if ratio)
+    phrase = ", ".join(f"{named(a, b)} {often(ratio)}" for a, b, ratio in runs if ratio)
     if 0.0 in ratios:
-        gone = ", ".join(_part(a, b, each) for a, b, ratio in runs if not ratio)
+        gone = ", ".join(named(a, b) for a, b, ratio in runs if not ratio)
         in_all = len(parts) * each
         return Cause("rows missing", text=f"{gone} of {in_all} missing; {phrase} what they should count")
     of_means = min(ratios) < 1 < max(ratios)
     why = ": a mean of means, of shares with unequal numbers of tokens?" if of_means else ""
     return Cause("rows weighted", text=f"{phrase} what they should count{why}")
-
-
-def _part(first: int, last: int, each: int) -> str:
-    """'row 3', 'rows 1–4': counted from 1, for parts of `each` rows that are numbered from 0."""
-    a, b = first * each + 1, (last + 1) * each
-    return f"rows {a}–{b}" if b > a else f"row {a}"
 
 
 def _weights(basis: torch.Tensor, vector: torch.Tensor, tolerance: float) -> torch.Tensor | None:

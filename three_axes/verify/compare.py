@@ -1,4 +1,4 @@
-"""Compares the recorded steps of the ranks (`record.Seen`) with those of their twin, which is the whole model
+"""Compares the recorded steps of the ranks (`record.Step`) with those of their twin, which is the whole model
 on one device. Stops at the first step that differs, and names causes. The twin is run again only to find how
 often each row of the batch counts (`Twin.rows`). No other process is needed.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 import torch
@@ -28,9 +28,10 @@ from .causes import (
     times,
 )
 from .inputs import of_inputs
-from .pieces import Mesh, Places
-from .record import Seen, Tensors
+from .record import Step, Tensors
 from .report import EXACT, Found, Verdict
+from .shards import Mesh, Places
+from .twin import Twin
 
 DOUBLE = torch.finfo(torch.float64).eps
 # A spread is the relative difference between the twin's two runs (`Twin.again`).
@@ -47,24 +48,6 @@ ROW_CAUSES = "rows missing", "rows weighted"
 VISIBLE = 1e-4
 
 
-@dataclass
-class Twin:
-    """The whole model on one device.
-
-    steps: its recorded steps. again: the same steps in a second run, in float64, from weights rounded to the
-    ranks' type if that is coarser. If an operation has no float64, the second run has the type of the first,
-    and weights moved by one unit in the last place. The difference of the two runs is the spread. own:
-    the weights that `build` gave the model. aliases: name -> other names of the same tensor. rows: returns
-    the gradients of each part of the batch, in order, and the number of rows in a part.
-    """
-
-    steps: Sequence[Seen]
-    again: Sequence[Seen]
-    own: Tensors
-    rows: Callable[[], tuple[Sequence[Tensors], int]]
-    aliases: Mapping[str, set[str]]
-
-
 Wrong = dict[str, tuple[float, Cause]]  # name -> how far off, and why
 
 
@@ -74,7 +57,7 @@ class Comparison:
     """
 
     def __init__(
-        self, layout: str, mesh: Mesh, twin: Twin, ranks: Mapping[int, Sequence[Seen]], places: Places
+        self, layout: str, mesh: Mesh, twin: Twin, ranks: Mapping[int, Sequence[Step]], places: Places
     ):
         self.mesh, self.twin, self.ranks, self.places = mesh, twin, ranks, places
         self._eps = max(steps[0].eps for steps in (twin.steps, *ranks.values()))
@@ -136,7 +119,7 @@ class Comparison:
         stepped = any(not torch.equal(w, self._twin.before[name]) for name, w in self._twin.after.items())
         return stepped and add("update", self._update()) or add("buffers", self._buffers())
 
-    def _parts(self, whole: torch.Tensor, name: str, of: Callable[[Seen], Tensors], allowed: float) -> Parts:
+    def _parts(self, whole: torch.Tensor, name: str, of: Callable[[Step], Tensors], allowed: float) -> Parts:
         """The ranks' parts of a tensor, found under this name or under another name of the same tensor."""
         usual = float(whole.double().norm()) / math.sqrt(max(1, whole.numel()))
         parts = Parts(self.mesh, allowed, usual)

@@ -1,4 +1,4 @@
-"""Finds which ranks hold equal copies of a tensor, and which copies differ later. It compares marks, short
+"""Finds which ranks hold equal copies of a tensor, and which copies differ later. It compares sketches, short
 summaries of the ranks' tensors, and needs no process group.
 """
 
@@ -7,20 +7,19 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from .between import Between, classes
-from .marks import (
+from .relations import Relations, classes
+from .sketches import (
     ALONE,
     AVERAGE,
     EITHER,
     OF,
     OTHER,
     PARAMETER,
-    RANDOM,
     SEEDED,
     SHARDED,
     STATE,
-    Mark,
-    Marks,
+    Sketch,
+    Sketches,
     distance,
 )  # fmt: skip
 
@@ -39,20 +38,20 @@ class Drift(NamedTuple):
 
 
 class Copies:
-    """Finds in all ranks' first marks which ranks hold equal copies, and compares them with later marks.
+    """Finds in all ranks' first sketches which ranks hold equal copies, and compares later sketches of these.
 
     groups: name -> the groups of ranks that hold equal copies. left: name -> why the tensor is not watched.
-    parted, doubtful and kept: name -> Drift. parted: copies that differ in the last marks. doubtful: tensors
-    that have differed, but may be shards, since their numbers were all equal at first. kept: averages that
-    some ranks have never changed. met: name -> (step in which copies were found to differ, step in which they
-    were equal again). strangers: parameters that differed before the first step although their gradients are
-    summed.
+    parted, doubtful and kept: name -> Drift. parted: copies that differ in the last sketches. doubtful:
+    tensors that have differed, but may be shards, since their numbers were all equal at first. kept: averages
+    that some ranks have never changed. met: name -> (step in which copies were found to differ, step in which
+    they were equal again). strangers: parameters that differed before the first step although their gradients
+    are summed.
 
-    first: for each rank, its marks. heard: for each rank, the result of `Heard.of_groups`.
+    first: for each rank, its sketches. observed: for each rank, the result of `Observer.of_groups`.
     """
 
-    def __init__(self, first: Sequence[Marks], heard: Sequence[Mapping] = ()):
-        self._between = Between(first, heard)
+    def __init__(self, first: Sequence[Sketches], observed: Sequence[Mapping] = ()):
+        self._relations = Relations(first, observed)
         self._first, self._last, self._step = first, first, 0
         self._unsettled: dict[str, int] = {}  # a state that differs -> the step in which that began
         self.groups: dict[str, list[list[int]]] = {}
@@ -62,9 +61,9 @@ class Copies:
         self.met: dict[str, tuple[int, int]] = {}
         self.doubtful: dict[str, Drift] = {}
         self.kept: dict[str, Drift] = {}
-        for name in dict.fromkeys(name for marks in first for name in marks if OF not in name):
+        for name in dict.fromkeys(name for sketches in first for name in sketches if OF not in name):
             self._group(name)
-        for name in dict.fromkeys(name for marks in first for name in marks if OF in name):
+        for name in dict.fromkeys(name for sketches in first for name in sketches if OF in name):
             if self._differing(0, name, first, self.groups.get(name.rpartition(OF)[2], [])):
                 self._unsettled[name] = 0
         self.strangers: list[Drift] = []
@@ -73,19 +72,19 @@ class Copies:
     def also_summed(self, pairs: Iterable[tuple[str, Sequence[int]]]) -> None:
         """Add parameters whose gradients are summed, with their ranks, and find the strangers among them."""
         for name, ranks in pairs:
-            self._between.summed.setdefault(name, set()).add(tuple(ranks))
-        self.strangers = list(filter(None, map(self._stranger, self._between.summed)))
+            self._relations.summed.setdefault(name, set()).add(tuple(ranks))
+        self.strangers = list(filter(None, map(self._stranger, self._relations.summed)))
 
     def look(
-        self, step: int, now: Sequence[Marks], just_stepped: Sequence[Mapping[str, str]] = ()
+        self, step: int, now: Sequence[Sketches], just_stepped: Sequence[Mapping[str, str]] = ()
     ) -> list[Drift]:
-        """Compare the marks after a step. Returns the tensors whose copies were equal until now and differ.
+        """Compare the sketches after a step. Returns the tensors whose copies differ for the first time.
         just_stepped: for each rank, name -> a digest that was taken right after the step. A tensor that was
         equal then and differs now was changed after the step; that is no drift.
         """
         found = []
         changed = lambda name, rank: now[rank][name].digest != self._last[rank][name].digest
-        state_names = dict.fromkeys(name for marks in now for name in marks if OF in name)
+        state_names = dict.fromkeys(name for sketches in now for name in sketches if OF in name)
         differing = {name: self._differing(step, name, now, self.groups[name]) for name in self.groups}
         for name, drift in differing.items():
             if drift and just_stepped and self._were_equal(drift, just_stepped):
@@ -117,12 +116,8 @@ class Copies:
 
     @property
     def wrong(self) -> list[Drift]:
-        """The findings that are errors: `strangers`; `parted`, without random states; and `unsettled()`."""
-        return [
-            *self.strangers,
-            *(drift for drift in self.parted.values() if not self.is_random(drift)),
-            *self.unsettled(),
-        ]
+        """The findings that are errors: `strangers`, `parted` and `unsettled()`."""
+        return [*self.strangers, *self.parted.values(), *self.unsettled()]
 
     def unsettled(self) -> list[Drift]:
         """Optimizer states of their weight's shape that differ while the weight has never changed. With a
@@ -145,60 +140,55 @@ class Copies:
         return drifts
 
     def watched(self) -> tuple[dict[str, str], dict[str, str]]:
-        """(watched: name -> what it is; not watched: name -> why), by the last marks."""
-        every: dict[str, Mark] = {}
-        for marks in self._last:
-            every |= marks
+        """(watched: name -> what it is; not watched: name -> why), by the last sketches."""
+        every: dict[str, Sketch] = {}
+        for sketches in self._last:
+            every |= sketches
         left, watched = dict(self.left), {}
-        for name, mark in every.items():
+        for name, sketch in every.items():
             owner = name.rpartition(OF)[2]
-            if OF in name and len(mark.shape) and owner in self.groups and name not in left:
+            if OF in name and len(sketch.shape) and owner in self.groups and name not in left:
                 watched[name] = STATE
                 if name in self._unsettled and owner not in self.parted:
                     left[name] = SHARDED
                     del watched[name]
             elif name in self.groups:
-                watched[name] = mark.part
+                watched[name] = sketch.part
         return watched, left
 
     def equal_groups(self, of: Sequence[Sequence[object]]) -> list[list[int]]:
         """Groups of ranks that should see different data, but whose sequences are equal and not empty. of:
         for each rank, a sequence, such as the digests of its inputs.
         """
-        same = lambda a, b: bool(of[a]) and of[a] == of[b] and self._between.data_parallel(a, b)
+        same = lambda a, b: bool(of[a]) and of[a] == of[b] and self._relations.data_parallel(a, b)
         return [group for group in classes(range(len(of)), same) if len(group) > 1]
-
-    def is_random(self, drift: Drift) -> bool:
-        """Whether it is the state of a random generator."""
-        mark = self._first[min(drift.groups[0])].get(drift.name)  # None for an optimizer state begun later
-        return mark is not None and mark.part == RANDOM
 
     def data_parallel(self, a: int, b: int) -> bool:
         """Whether two ranks hold the same model and should see different data."""
-        return self._between.data_parallel(a, b)
+        return self._relations.data_parallel(a, b)
 
     def _group(self, name: str) -> None:
         """Find the groups of ranks with copies of a tensor; if there are none, why it is not watched."""
-        holders = [rank for rank, marks in enumerate(self._first) if name in marks]
-        mark = self._first[holders[0]][name]
-        key = lambda rank: self._between.kind(name, rank)
+        holders = [rank for rank, sketches in enumerate(self._first) if name in sketches]
+        sketch = self._first[holders[0]][name]
+        key = lambda rank: self._relations.kind(name, rank)
         alike = [ranks for ranks in _by(holders, key) if len(ranks) > 1]
-        together = lambda a, b: not self._between.stages_apart(name, a, b)
+        together = lambda a, b: not self._relations.stages_apart(name, a, b)
         groups = [part for ranks in alike for part in classes(ranks, together) if len(part) > 1]
         if alike and not groups:
             self.left[name] = SEEDED
-        if mark.constant and mark.part in (PARAMETER, AVERAGE):
-            sure = lambda a, b: self._between.constants_are_copies(name, a, b)
-            either = lambda a, b: sure(a, b) or self._between.activations_pass(a, b)
+        if sketch.constant and sketch.part in (PARAMETER, AVERAGE):
+            sure = lambda a, b: self._relations.constants_are_copies(name, a, b)
+            either = lambda a, b: sure(a, b) or self._relations.activations_pass(a, b)
             parts = lambda alike: [p for ranks in groups for p in classes(ranks, alike) if len(p) > 1]
             maybe, groups = parts(either), parts(sure)
             if doubtful := [ranks for ranks in maybe if ranks not in groups]:
                 self._either[name] = doubtful
         if groups:
             self.groups[name] = groups
-        elif mark.part != RANDOM:
-            why = EITHER if mark.constant and mark.part in (PARAMETER, AVERAGE) else OTHER
-            why = SHARDED if mark.copies.strip("[]") else why
+        else:
+            why = EITHER if sketch.constant and sketch.part in (PARAMETER, AVERAGE) else OTHER
+            why = SHARDED if sketch.copies.strip("[]") else why
             self.left.setdefault(name, ALONE if len(holders) == 1 else why)
 
     def _stranger(self, name: str) -> Drift | None:
@@ -206,12 +196,12 @@ class Copies:
         is none, if shapes differ, or for a DTensor.
         """
         groups = []
-        for members in self._between.summed[name]:
-            marks = {r: self._first[r][name] for r in members if name in self._first[r]}
-            shapes = {tuple(mark.shape) for mark in marks.values()}
-            if len({mark.digest for mark in marks.values()}) > 1 and len(shapes) == 1:
-                if not any(mark.copies for mark in marks.values()):
-                    groups.append({rank: mark.digest for rank, mark in marks.items()})
+        for members in self._relations.summed[name]:
+            sketches = {r: self._first[r][name] for r in members if name in self._first[r]}
+            shapes = {tuple(sketch.shape) for sketch in sketches.values()}
+            if len({sketch.digest for sketch in sketches.values()}) > 1 and len(shapes) == 1:
+                if not any(sketch.copies for sketch in sketches.values()):
+                    groups.append({rank: sketch.digest for rank, sketch in sketches.items()})
         far = [
             distance(self._first[rank][name], self._first[min(group)][name])
             for group in groups
@@ -219,13 +209,13 @@ class Copies:
         ]
         return Drift(0, name, groups, max(far)) if groups else None
 
-    def _differing(self, step: int, name: str, now: Sequence[Marks], groups) -> Drift | None:
+    def _differing(self, step: int, name: str, now: Sequence[Sketches], groups) -> Drift | None:
         differ, far = [], 0.0
         for ranks in groups:
-            marks = {rank: now[rank][name] for rank in ranks if name in now[rank]}
-            if len({mark.digest for mark in marks.values()}) > 1:
-                differ.append({rank: mark.digest for rank, mark in marks.items()})
-                far = max(far, *(distance(mark, marks[min(marks)]) for mark in marks.values()))
+            sketches = {rank: now[rank][name] for rank in ranks if name in now[rank]}
+            if len({sketch.digest for sketch in sketches.values()}) > 1:
+                differ.append({rank: sketch.digest for rank, sketch in sketches.items()})
+                far = max(far, *(distance(sketch, sketches[min(sketches)]) for sketch in sketches.values()))
         return Drift(step, name, differ, far) if differ else None
 
     def _were_equal(self, drift: Drift, digests: Sequence[Mapping[str, str]]) -> bool:
@@ -234,7 +224,7 @@ class Copies:
             for group in drift.groups
         )
 
-    def _some_never_changed(self, name: str, drift: Drift, now: Sequence[Marks]) -> bool:
+    def _some_never_changed(self, name: str, drift: Drift, now: Sequence[Sketches]) -> bool:
         """Whether the drift is of an average that some ranks have changed and others never."""
         changed = {
             now[rank][name].digest != self._first[rank][name].digest

@@ -10,7 +10,7 @@ from ..count.script import say
 from ..table import ranks as ranks_named
 from .causes import classes_text
 from .drift import Copies, Drift
-from .marks import AVERAGE, EITHER, RANDOM, SEEDED
+from .sketches import AVERAGE, EITHER, SEEDED
 
 SHOWN = 8  # lines that are printed for a step
 PATTERNS = 3  # patterns of names that are printed for one reason
@@ -60,7 +60,7 @@ class Findings:
     def watched(self) -> None:
         """Print how many tensors are watched."""
         watched, _ = self._copies.watched()
-        kinds = Counter(part for part in watched.values() if part != RANDOM)
+        kinds = Counter(watched.values())
         plural = lambda part, n: f"{n} {part}" if n == 1 else f"{n} {part}s"
         phrases = [plural(part, n) for part, n in kinds.items() if part != AVERAGE]
         if AVERAGE in kinds:
@@ -71,15 +71,12 @@ class Findings:
         """Print a line for each tensor whose copies differ after a step, largest difference first."""
         drifts = [drift for drift in drifts if drift.name not in self._printed]
         self._printed |= {drift.name for drift in drifts}
-        random_states = [drift for drift in drifts if self._copies.is_random(drift)]
-        tensors = sorted((d for d in drifts if not self._copies.is_random(d)), key=lambda drift: -drift.far)
-        for drift in tensors[:SHOWN]:
+        drifts.sort(key=lambda drift: -drift.far)
+        for drift in drifts[:SHOWN]:
             states = f"; its {', '.join(s.split(' of ')[0] for s in drift.states)} differed before"
             say(f"{self._where(drift)}, by {drift.far:.1g} of its length" + states * bool(drift.states))
-        if len(tensors) > SHOWN:
-            say(f"after step {tensors[0].step}: and {len(tensors) - SHOWN} more")
-        for drift in random_states:
-            say(f"{self._where(drift)}: a note, for ranks may draw for themselves")
+        if len(drifts) > SHOWN:
+            say(f"after step {drifts[0].step}: and {len(drifts) - SHOWN} more")
 
     def ended(self, steps: int) -> None:
         """Print the findings that are known only at the end. steps: how many were compared."""
@@ -106,7 +103,7 @@ class Findings:
 
     def notes(self, inputs: Sequence[list], draws: Sequence[list]) -> None:
         """Print which ranks should see different data, or draw different random numbers, but do not. inputs,
-        draws: for each rank, a list for each step, as `Heard.of_step` returns it.
+        draws: for each rank, a list for each step, as `Observer.of_step` returns it.
         """
         when = f"in each of {len(inputs[0])} steps" if len(inputs[0]) > 1 else "in step 1"
         same = self._copies.equal_groups([_if_all(steps) for steps in inputs])
@@ -131,7 +128,7 @@ class Findings:
     def conclusion(self, script: str, steps: int) -> None:
         """Print how many tensors have copies, how many of these differ, and what could not be checked."""
         watched, left = self._copies.watched()
-        copies = sum(name in self._copies.groups and part != RANDOM for name, part in watched.items())
+        copies = sum(name in self._copies.groups for name in watched)
         in_steps, wrong = f"{steps} step{'s' * (steps != 1)}", self._copies.wrong
         alike = [name for name, why in left.items() if why in (EITHER, SEEDED)]
         if wrong:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .causes import Cause, ranks_text
-from .record import Seen
+from .causes import Cause, ranks_text, rows_text
+from .record import Step
 
 
-def of_inputs(ranks: Mapping[int, Seen], twin: Seen) -> Cause | None:
+def of_inputs(ranks: Mapping[int, Step], twin: Step) -> Cause | None:
     """Why the rows or targets of all ranks together are not the twin's; None if they are, or if they cannot
     be compared. ranks, twin: the steps, of which `inputs` and `targets` are read.
     """
@@ -52,7 +52,7 @@ def _of_holders(holders: Mapping[int, list[int]]) -> Cause | None:
     return None
 
 
-def _of_targets(rows: Mapping[int, list[int]], ranks: Mapping[int, Seen], twin: Seen, n: int) -> Cause | None:
+def _of_targets(rows: Mapping[int, list[int]], ranks: Mapping[int, Step], twin: Step, n: int) -> Cause | None:
     """A cause if a row has other targets than in the twin. rows: rank -> the numbers of its rows. n: the rows
     of the whole batch.
     """
@@ -84,13 +84,3 @@ def _targets(targets: Sequence[tuple[torch.Tensor, int]], n: int) -> torch.Tenso
     if not flat or not n or sum(map(len, flat)) % n or len({each.dtype for each in flat}) > 1:
         return None
     return torch.cat(flat).view(n, -1)
-
-
-def rows_text(rows: Sequence[int]) -> str:
-    """'row 3', 'rows 1–2', 'rows 1, 3': counted from 1, for rows that are numbered from 0."""
-    numbers = sorted(i + 1 for i in rows)
-    if len(numbers) == 1:
-        return f"row {numbers[0]}"
-    if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"rows {numbers[0]}–{numbers[-1]}"
-    return f"rows {', '.join(map(str, numbers))}"

@@ -33,7 +33,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass
-class Seen:
+class Step:
     """A step of one rank, or of the twin. Tensors are what the rank itself holds, on the CPU, under the whole
     model's names.
 
@@ -107,7 +107,7 @@ class Scored(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class Watched:
+class StepRecorder:
     """Runs and records the steps of a model and its optimizer. built: the result of `build`. names: a local
     name -> the whole model's name. zeroes: whether to set gradients to zero after each step; False if the
     reader's step does so itself.
@@ -140,7 +140,7 @@ class Watched:
         drops: bool = False,
         outputs: bool = False,
         sent: SentListener | None = None,
-    ) -> Seen:
+    ) -> Step:
         """Run and record a step: step(model) computes gradients, and may clip them; then the optimizer steps,
         if there is one.
 
@@ -148,9 +148,9 @@ class Watched:
         the modules' outputs, the model's inputs and the losses' targets. sent: a listener that was added
         before the step.
         """
-        seen = Seen(before=self._after or self._weights())
+        seen = Step(before=self._after or self._weights())
         with self._dropping(seen.drops) if drops else self._without_dropout():
-            with self._listening(seen.outputs, outputs), self._clipping(seen), self._inputs(seen, outputs):
+            with self._outputs(seen.outputs, outputs), self._clipping(seen), self._inputs(seen, outputs):
                 loss = step(self.model)
         seen.loss = None if loss is None else float(_whole(torch.as_tensor(loss).detach()))
         typed = [*seen.before.values(), *(t for ts in seen.outputs.values() for t in ts), loss]
@@ -183,7 +183,7 @@ class Watched:
         return {name: _held(p.grad) for name, p in named if p.grad is not None}
 
     @contextmanager
-    def _clipping(self, seen: Seen) -> Iterator[None]:
+    def _clipping(self, seen: Step) -> Iterator[None]:
         """In this block, record the gradients before they are first clipped, and their norm."""
 
         def clips(total_norm) -> None:
@@ -205,7 +205,7 @@ class Watched:
                 handle.remove()
 
     @contextmanager
-    def _inputs(self, seen: Seen, on: bool) -> Iterator[None]:
+    def _inputs(self, seen: Step, on: bool) -> Iterator[None]:
         """In this block, record the inputs of the model, and the targets of PyTorch's losses."""
         if not on:
             yield
@@ -232,7 +232,7 @@ class Watched:
             for handle in hooks:
                 handle.remove()
 
-    def _listening(self, outputs: dict, on: bool) -> AbstractContextManager:
+    def _outputs(self, outputs: dict, on: bool) -> AbstractContextManager:
         """In this block, record the first real tensor of each module's output; not in a recomputation."""
 
         def keep(name: str, _, result) -> None:

@@ -1,8 +1,8 @@
 """`torchrun … -m three_axes verify train.py` checks that tensors that were equal on some ranks before the
 first step stay equal: parameters, the optimizer's states, buffers, and averages of the weights.
 
-Before each step of the optimizer, and when the script ends, every rank writes the marks of its tensors to the
-store with which the ranks formed their group. (The result of a step is written only before the next one,
+Before each step of the optimizer, and when the script ends, every rank writes the sketches of its tensors to
+the store with which the ranks formed their group. (The result of a step is written only before the next one,
 because sharded weights may be gathered in between.) Rank 0 compares a step when all ranks have written it;
 until the last step no rank waits. Nothing is sent over the script's own groups.
 """
@@ -30,9 +30,9 @@ from ..count.script import run_script, say
 from ..count.steps import Stepping
 from .drift import Copies
 from .findings import Findings
-from .heard import Heard
-from .marks import RANDOM, STATE, Mark, mark
+from .observer import Observer
 from .record import digest
+from .sketches import STATE, Sketch, sketch
 from .tensors import Tensors
 
 PATIENCE = 120.0  # seconds to wait for a rank that has not reached the end of the last step
@@ -41,7 +41,6 @@ _numbers = itertools.count()  # each check writes into the store under a number 
 UNREAD = "numbers that cannot be read"  # a reason not to watch a tensor
 # PyTorch's description of a group without a name -> how it is printed.
 PLAIN = {"default_pg": "the world", "undefined": "a group", "": "a group"}
-DRAWS = "the CPU's random state", "the GPU's random state"
 
 
 def prepare(args) -> Callable[[], int]:
@@ -66,7 +65,7 @@ class WatchedScript:
 
     _store: dist.Store  # from the first step on
     _tensors: Tensors
-    _late: list  # the result of `Heard.of_first_step`
+    _late: list  # the result of `Observer.of_first_step`
 
     def __init__(self, steps: int, over: Callable[[], None]):
         self.number, self._last, self._over = 0, steps, over
@@ -74,7 +73,7 @@ class WatchedScript:
         self._rank, self._size = 0, 1
         self._started = False
         self._just_stepped: dict[str, str] = {}
-        self._heard = Heard()
+        self._observer = Observer()
         self._stepping = Stepping(self._begins, self._stepped)
         self.compared = ComparedSteps()  # used on rank 0
 
@@ -82,7 +81,7 @@ class WatchedScript:
         """Stop watching the optimizers."""
         self._stepping.stop()
         with suppress(ValueError):  # it was stopped before
-            self._heard.stop()
+            self._observer.stop()
 
     def end(self) -> None:
         """Write the last step; rank 0 waits for the other ranks' and compares the steps that remain."""
@@ -120,7 +119,7 @@ class WatchedScript:
     def _stepped(self, ends: bool) -> None:
         if ends and self._started:
             if self.number == 0:
-                self._late = self._heard.of_first_step()
+                self._late = self._observer.of_first_step()
             self.number += 1
             self._just_stepped = {
                 name: digest(_here(t)[0]).hex() for name, (t, _) in self._tensors.of.items()
@@ -129,12 +128,11 @@ class WatchedScript:
     def _write(self, ends: bool = False) -> None:
         """Write this rank's record to the store. ends: whether it is the last one."""
         of = self._tensors.of | {name: (state, STATE) for name, state in self._tensors.states()}
-        of |= {name: (state, RANDOM) for name, state in _random_states().items()}
-        written: dict[str, object] = {"marks": self._marks(of)}
-        written |= {"rates": self._tensors.rates(), **self._heard.of_step()}
+        written: dict[str, object] = {"sketches": self._sketches(of)}
+        written |= {"rates": self._tensors.rates(), **self._observer.of_step()}
         if self.number == 0:
             written |= {"groups": _groups(), "left": self._tensors.left, "samplers": self._tensors.samplers}
-            written |= self._heard.of_groups(self._tensors.parameters, self._tensors.roots)
+            written |= self._observer.of_groups(self._tensors.parameters, self._tensors.roots)
         if self.number == 1:
             written["late"] = self._late
         if ends:
@@ -143,16 +141,16 @@ class WatchedScript:
         if ends:
             self._store.set(f"end/{self._rank}", str(self.number))
 
-    def _marks(self, of: dict[str, tuple[torch.Tensor, str]]) -> dict[str, Mark]:
-        """The marks of these tensors, by name. Tensors that cannot be read as numbers are added to `left`."""
-        marks = {}
+    def _sketches(self, of: dict[str, tuple[torch.Tensor, str]]) -> dict[str, Sketch]:
+        """Name -> sketch, of these tensors. Tensors that cannot be read as numbers are added to `left`."""
+        sketches = {}
         for name, (tensor, part) in of.items():
             try:
-                marks[name] = mark(name, *_here(tensor), part)
+                sketches[name] = sketch(name, *_here(tensor), part)
             except (RuntimeError, TypeError, NotImplementedError):  # sparse, quantised, or another library's
                 self._tensors.left[name] = UNREAD
                 self._tensors.of.pop(name, None)
-        return marks
+        return sketches
 
     def _compare(self) -> None:
         """Compare each step that all ranks have written and rank 0 has not compared yet."""
@@ -205,10 +203,10 @@ class ComparedSteps:
 
     def add(self, written: Sequence[dict]) -> None:
         """Compare a step. written: each rank's record of it."""
-        marks = [{name: Mark(*fields) for name, fields in rank["marks"].items()} for rank in written]
+        sketches = [{name: Sketch(*fields) for name, fields in rank["sketches"].items()} for rank in written]
         if self.copies is None:
             self._axes = {tuple(ranks): name for record in written for name, ranks in record["groups"]}
-            self.copies = Copies(marks, written)
+            self.copies = Copies(sketches, written)
             for record in written:
                 self.copies.left |= record["left"]
             self._inputs, self._draws = ([[] for _ in written] for _ in range(2))
@@ -216,7 +214,7 @@ class ComparedSteps:
             self.findings.begun(written)
         else:
             stepped = [record["stepped"] for record in written if "stepped" in record]
-            drifts = self.copies.look(self.number, marks, stepped if len(stepped) == len(written) else ())
+            drifts = self.copies.look(self.number, sketches, stepped if len(stepped) == len(written) else ())
             if self.number == 1:
                 self.copies.also_summed(pair for record in written for pair in record["late"])
                 self.findings.strangers()
@@ -256,12 +254,6 @@ def _groups() -> list[tuple[str, list[int]]]:
             name = " or ".join(sorted(dimensions.get(tuple(ranks), ()))) or PLAIN[name]
         groups.append((name, ranks))
     return groups
-
-
-def _random_states() -> dict[str, torch.Tensor]:
-    """Name -> a random generator's state. States are equal on ranks that were seeded and drew alike."""
-    gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
-    return dict(zip(DRAWS, [torch.get_rng_state(), *gpu]))
 
 
 def _here(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:

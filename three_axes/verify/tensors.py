@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils.data import DistributedSampler
 
-from .marks import AVERAGE, BUFFER, FLAT, OF, PARAMETER
 from .record import plain_name
+from .sketches import AVERAGE, BUFFER, FLAT, OF, PARAMETER
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 LEAST = 2  # tensors of an average of weights: it is found by their shapes, and one may fit by chance

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from three_axes.files import find, rows_of
 from three_axes.table import Table
-from three_axes.verify import Copies, mark, verify
+from three_axes.verify import Copies, sketch, verify
 
 STEPS = 12
 LAYOUT = "dp 2 tp 2"
@@ -78,9 +78,9 @@ def losses(run: str, steps: int = STEPS) -> list[float]:
     return trained(_of_run(run), LAYOUT, steps, lambda model: None)[0]
 
 
-def marks(run: str) -> list[dict]:
-    """On a rank: the `mark` of each tensor, before the first step and after it."""
-    look = lambda model: {name: mark(name, p) for name, p in model.named_parameters()}
+def sketches(run: str) -> list[dict]:
+    """On a rank: the `sketch` of each tensor, before the first step and after it."""
+    look = lambda model: {name: sketch(name, p) for name, p in model.named_parameters()}
     return trained(_of_run(run), LAYOUT, 1, look)[1]
 
 
@@ -90,7 +90,7 @@ def copies(world, runs: Sequence[str] = tuple(RUNS)) -> Table:
     """
     rows = []
     for run in runs:
-        before, after = zip(*world.run(marks, run))
+        before, after = zip(*world.run(sketches, run))
         watched = Copies(before)
         number, drifts = len(watched.groups), watched.look(1, after)
         farthest = max(drifts, key=lambda drift: drift.far).name if drifts else "-"

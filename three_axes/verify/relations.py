@@ -6,35 +6,35 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-from .marks import FLAT, PARAMETER, Mark, Marks
+from .sketches import FLAT, PARAMETER, Sketch, Sketches
 
 MOST = 0.75  # the share of equal parameters from which on two ranks are replicas
 
 
-class Between:
-    """The relation between two ranks. first: for each rank, the marks (summaries) of its tensors before the
-    first step. heard: for each rank, the result of `Heard.of_groups`; may be empty.
+class Relations:
+    """The relation between two ranks. first: for each rank, the sketches of its tensors before the first
+    step. observed: for each rank, the result of `Observer.of_groups`; may be empty.
     """
 
-    def __init__(self, first: Sequence[Marks], heard: Sequence[Mapping]):
-        self._first, self._heard = first, heard
+    def __init__(self, first: Sequence[Sketches], observed: Sequence[Mapping]):
+        self._first, self._observed = first, observed
         self.summed: dict[str, set[tuple[int, ...]]] = {}  # name -> the groups that sum its gradient
-        groups = lambda key: {tuple(ranks) for record in heard for ranks in record[key]}
+        groups = lambda key: {tuple(ranks) for record in observed for ranks in record[key]}
         self._sums, self._inside, self._wrapped = groups("sums"), groups("inside"), groups("wrapped")
-        self._messages = {frozenset(pair) for record in heard for pair in record["messages"]}
-        self._swaps = {tuple(ranks) for record in heard for ranks, _ in record["swaps"]}
-        for record in heard:
+        self._messages = {frozenset(pair) for record in observed for pair in record["messages"]}
+        self._swaps = {tuple(ranks) for record in observed for ranks, _ in record["swaps"]}
+        for record in observed:
             for name, ranks in record["summed"]:
                 self.summed.setdefault(name, set()).add(tuple(ranks))
         self._compared = [  # the parameters by which models are compared
             {
-                name: mark
-                for name, mark in marks.items()
-                if mark.part == PARAMETER and not mark.constant and not name.startswith(FLAT)
+                name: sketch
+                for name, sketch in sketches.items()
+                if sketch.part == PARAMETER and not sketch.constant and not name.startswith(FLAT)
             }
-            for marks in first
+            for sketches in first
         ]
-        self._width = [_width(marks.values()) for marks in self._compared]
+        self._width = [_width(sketches.values()) for sketches in self._compared]
         passes_on = lambda a, b: frozenset((a, b)) in self._messages
         pipelines = classes(range(len(first)), passes_on)
         self._stage = {rank: i for ranks in pipelines for i, rank in enumerate(ranks)}
@@ -45,12 +45,18 @@ class Between:
         matrix), so its key also has the module's other parameters. If "expert" is in the name, the key also
         has the rank's position in each all-to-all.
         """
-        marks = self._first[rank]
-        module, mine = name.rpartition(".")[0], marks[name]
+        sketches = self._first[rank]
+        module, mine = name.rpartition(".")[0], sketches[name]
         beside = (
-            mark.digest for other, mark in self._compared[rank].items() if other.rpartition(".")[0] == module
+            sketch.digest
+            for other, sketch in self._compared[rank].items()
+            if other.rpartition(".")[0] == module
         )
-        place = tuple(at for _, at in self._heard[rank]["swaps"]) if self._heard and "expert" in name else ()
+        place = (
+            tuple(at for _, at in self._observed[rank]["swaps"])
+            if self._observed and "expert" in name
+            else ()
+        )
         return mine.digest, mine.copies, tuple(beside) if mine.constant else (), place
 
     def replicas(self, a: int, b: int) -> bool:
@@ -83,7 +89,7 @@ class Between:
         """Whether a parameter whose numbers are all equal is a copy, on two ranks with the same `kind` of it:
         if the ranks are replicas; if its module has another parameter; or if the parameter has the length of
         the model's width, which is not cut, and collectives send activations between the ranks (without
-        `heard`, this is assumed).
+        `observed`, this is assumed).
         """
         if self._first[a][name].copies:  # a DTensor; `kind` has compared its shards
             return True
@@ -94,7 +100,7 @@ class Between:
         if beside or self.replicas(a, b):
             return True
         wide = list(self._first[a][name].shape) == [self._width[a]]
-        return wide and (not self._heard or self.activations_pass(a, b))
+        return wide and (not self._observed or self.activations_pass(a, b))
 
     def activations_pass(self, a: int, b: int) -> bool:
         """Whether both ranks take part in collectives that a module's forward calls."""
@@ -112,14 +118,14 @@ class Between:
         )
 
 
-def _width(marks: Iterable[Mark]) -> int:
+def _width(sketches: Iterable[Sketch]) -> int:
     """The size that occurs in most matrices; 0 if there is none."""
     sizes: Counter[int] = Counter()
     number = 0
-    for mark in marks:
-        if len(mark.shape) > 1:
+    for sketch in sketches:
+        if len(sketch.shape) > 1:
             number += 1
-            sizes.update(set(mark.shape))
+            sizes.update(set(sketch.shape))
     size, times = sizes.most_common(1)[0] if sizes else (0, 0)
     return size if 2 * times > number else 0
 

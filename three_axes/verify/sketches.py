@@ -1,4 +1,6 @@
-"""Marks: short summaries of tensors. `verify` compares all ranks' marks, so that it sends no tensors."""
+"""A sketch is a short summary of a tensor: a digest and some random sums. `verify` compares the ranks'
+sketches, so that it sends no tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ SUMS = 8  # random sums of a tensor, from which its distance to another is estim
 OF = " of "  # in the name of an optimizer's state: "exp_avg of norm.weight"
 FLAT = "the optimizer's parameter "  # begins the name of a parameter that no module has
 PARAMETER, BUFFER, STATE = "parameter", "buffer", "optimizer state"
-AVERAGE, RANDOM = "average of the weights", "random state"
+AVERAGE = "average of the weights"
 # Reasons not to watch a tensor.
 OTHER = "other values on each rank"
 ALONE = "on one rank only"
@@ -25,7 +27,7 @@ SHARDED = "sharded"
 SEEDED = "equal on stages that pass activations on: seeded alike, no copies"
 
 
-class Mark(NamedTuple):
+class Sketch(NamedTuple):
     """A summary of a tensor. digest: of its bytes, in hexadecimal. sums: random sums of its numbers. length:
     its norm. constant: whether all its numbers are equal. copies: for a DTensor, a key that is equal on ranks
     with the same shard; otherwise ''. shape: of this rank's part. part: `PARAMETER` and so on.
@@ -40,11 +42,11 @@ class Mark(NamedTuple):
     part: str = PARAMETER
 
 
-Marks = Mapping[str, Mark]
+Sketches = Mapping[str, Sketch]
 
 
-def mark(name: str, tensor: torch.Tensor, copies: str = "", part: str = PARAMETER) -> Mark:
-    """The mark of a tensor of this name. Its sums have random signs, the same on all ranks for one name. The
+def sketch(name: str, tensor: torch.Tensor, copies: str = "", part: str = PARAMETER) -> Sketch:
+    """The sketch of a tensor of this name. Its sums have random signs, equal on all ranks for one name. The
     tensor is folded into a matrix; the sign of a number is its row's sign times its column's. This is enough
     for the mean square of a sum to equal the tensor's squared length.
     """
@@ -57,10 +59,10 @@ def mark(name: str, tensor: torch.Tensor, copies: str = "", part: str = PARAMETE
     of_columns = draw(WIDE)
     sums = (draw(len(matrix)) * (matrix @ of_columns)).sum(0).tolist()
     constant = len(flat) < 2 or bool((flat == flat[0]).all())
-    return Mark(digest(flat).hex(), sums, float(numbers.norm()), constant, copies, list(tensor.shape), part)
+    return Sketch(digest(flat).hex(), sums, float(numbers.norm()), constant, copies, list(tensor.shape), part)
 
 
-def distance(a: Mark, b: Mark) -> float:
+def distance(a: Sketch, b: Sketch) -> float:
     """About |a − b| / |b|, because the mean square of random sums estimates a squared length."""
     square = sum((x - y) ** 2 for x, y in zip(a.sums, b.sums)) / SUMS
     return math.sqrt(square) / max(b.length, 1e-30)

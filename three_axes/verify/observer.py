@@ -26,7 +26,7 @@ LAYERS = 8  # the inputs of so many first layers of a forward are recorded as we
 PADDED = 1024  # a flat copy of all gradients may be longer than they are, by so many numbers for each rank
 
 
-class Heard(Listener):
+class Observer(Listener):
     """Listens from the start of the script to the interposer, and to every forward of a module.
 
     A group is recorded under what is sent over it: `_inside`, activations in a forward; `_wrapped`, what
@@ -143,7 +143,7 @@ class Heard(Listener):
         if any(p is not None for p in module._parameters.values()) and self._layers < LAYERS:
             self._layers += 1
             if _random_state() == self._before:  # an input after a dropout does not identify the data
-                self._fed(args)
+                self._record_input(args)
 
     def _after_forward(self, module: nn.Module, args, *rest) -> None:
         """rest: (kwargs, result); only the result if the forward has raised."""
@@ -152,9 +152,9 @@ class Heard(Listener):
             if _random_state() != self._before:
                 self._draws.append(self._before.hex())
             self._before = b""
-            self._fed((args, *rest[:-1]))
+            self._record_input((args, *rest[:-1]))
 
-    def _fed(self, given) -> None:
+    def _record_input(self, given) -> None:
         """Record a digest of an input: of the outermost module's, and of the first layers'. The latter are
         needed because a model may cut its batch itself, and may look up positions before words.
         """
