@@ -164,7 +164,14 @@ def test_microbatches_that_count_unequally(edit, kind, words, world):
     assert found.cause.kind == kind and words in found.cause.text, found
 
 
-SQUARES = {"layers.0.q": 4.13, "layers.1.q": 1.07, "norm": 2.71, "layers.0.up": 3.31, "layers.1.up": 5.77}
+SQUARES = {
+    "layers.0.q": 4.13,
+    "layers.1.q": 1.07,
+    "norm": 2.71,
+    "layers.0.up": 3.31,
+    "layers.1.up": 5.77,
+    "frozen": 0.0,
+}
 PARTS = {"layers.0.up", "layers.1.up"}  # tp cuts these; it has copies of the others
 ALL = sum(SQUARES.values())
 CUT = sum(SQUARES[name] for name in PARTS)
@@ -179,6 +186,7 @@ CUT = sum(SQUARES[name] for name in PARTS)
         ((ALL - CUT + 3.31, ALL - CUT + 5.77), "norm of a part", "the squares were never summed over tp"),
         ((ALL - CUT / 2,) * 2, "squares averaged", "what tp holds in parts were averaged over it"),
         ((4 * ALL,) * 2, "scaled", "2 times the twin's, the size of tp"),
+        ((ALL * (1 + 1e-7),) * 2, "scaled", "5e-08 of it more than the twin's"),
         ((ALL + 4.13 + 2.71,) * 2, "scaled", "1.184 times the twin's"),  # two tensors: no cause is guessed
     ],
 )

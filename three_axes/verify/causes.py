@@ -88,7 +88,7 @@ def scaled(factors: Mapping[int, float], mesh: Mesh) -> Cause:
     """A cause for tensors that are a multiple of the twin's. factors: rank -> factor."""
     values = list(factors.values())
     if max(values) - min(values) > 1e-4 * max(map(abs, values)):
-        classes = {rank: times(c) for rank, c in factors.items()}
+        classes = {rank: "right" if abs(c - 1) < 1e-7 else times(c) for rank, c in factors.items()}
         phrase = ", ".join(f"{words} on rank {rank}" for rank, words in classes.items())
         return differing("scaled", f"{phrase}: differs", classes, mesh)
     axes, words = size_text(values[0], mesh)
@@ -99,8 +99,6 @@ def times(c: float) -> str:
     """'0.5 times the twin's'; for a factor near 1 the difference: '3.6e-05 of it more than the twin's'."""
     if abs(c - 1) >= NEAR:
         return f"{c:.4g} times the twin's"
-    if abs(c - 1) < 1e-7:
-        return "right"
     return f"{abs(c - 1):.2g} of it {'more' if c > 1 else 'less'} than the twin's"
 
 
@@ -259,13 +257,15 @@ def of_norms(
         axes: wanted**2 - sum(map(squares_of.__getitem__, names)) for axes, names in in_parts.items()
     }
     for axes, copies in copies_of.items():
+        if near(copies, wanted**2):
+            continue  # these axes hold next to nothing in parts
         averaged = copies + (wanted**2 - copies) / mesh.size(axes)
-        if in_parts[axes] and all(near(square, averaged) for square in squares.values()):
+        if all(near(square, averaged) for square in squares.values()):
             text = f"the squares of what {along(axes)} holds in parts were averaged over it, not summed"
             return Cause("squares averaged", axes, text)
         groups = mesh.groups(axes, sorted(got))
         totals = [sum(squares[rank] for rank in group) - (len(group) - 1) * copies for group in groups]
-        if in_parts[axes] and all(near(total, wanted**2) for total in totals):
+        if all(near(total, wanted**2) for total in totals):
             text = f"of each rank's part alone: the squares were never summed over {along(axes)}"
             return Cause("norm of a part", axes, text)
     for axes, copies in copies_of.items():
@@ -273,7 +273,7 @@ def of_norms(
         counted |= squares_of if tolerance <= FINE else {}
         for what, some in counted.items():
             too_large = wanted**2 + (mesh.size(axes) - 1) * some
-            if all(near(square, too_large) for square in squares.values()):
+            if not near(too_large, wanted**2) and all(near(square, too_large) for square in squares.values()):
                 text = f"the squares of {what} were counted {mesh.size(axes)} times, over {along(axes)}"
                 return Cause("squares counted often", axes, text)
     cause = scaled({rank: norm / wanted for rank, norm in got.items()}, mesh)
