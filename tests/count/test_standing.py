@@ -69,51 +69,45 @@ def slow_network(world):
 WHOLE = {run.__name__: run for run in (thread_of_an_earlier_call, processes_that_are_stopped, slow_network)}
 
 
-@pytest.fixture(scope="module")
-def side_by_side(tmp_path_factory):
-    """Run a program in a World of its own. Returns a future: several, which mostly wait, run at once."""
+def in_worlds(programs: dict) -> dict:
+    """name -> the RankError of a program that a World of its own runs, or None. Several run side by side,
+    because they mostly wait. (All have ended when a test begins: pytest then changes this process's
+    environment, and a World copies it.)
+    """
+
+    def run(program) -> RankError | None:
+        with World(4, timeout=30) as world:
+            try:
+                program(world)
+            except RankError as error:
+                return error
+        return None
+
     with ThreadPoolExecutor(5) as pool:
-        yield lambda run: pool.submit(_in_a_world, run)
-
-
-def _in_a_world(run) -> RankError | None:
-    with World(4, timeout=30) as world:
-        try:
-            run(world)
-        except RankError as error:
-            return error
-    return None
+        return dict(zip(programs, pool.map(run, programs.values())))
 
 
 @pytest.fixture(scope="module")
-def ended(side_by_side, tmp_path_factory):
-    """name -> the future of a program that ends."""
-
-    def runs(name):
-        given = [str(tmp_path_factory.mktemp("meets"))] if name == "group_that_comes_again" else []
-        return lambda world: world.run(ending.ENDS[name], *given)
-
-    return {name: side_by_side(runs(name)) for name in ending.ENDS} | {
-        name: side_by_side(program) for name, program in WHOLE.items()
-    }
+def ended(tmp_path_factory):
+    given = {"group_that_comes_again": [str(tmp_path_factory.mktemp("meets"))]}
+    run = lambda name: lambda world: world.run(ending.ENDS[name], *given.get(name, []))
+    return in_worlds({name: run(name) for name in ending.ENDS} | WHOLE)
 
 
 @pytest.mark.parametrize("name", [*ending.ENDS, *WHOLE])
 def test_a_program_that_ends_by_itself_is_left_alone(ended, name):
-    error = ended[name].result(300)
-    assert error is None, error
+    assert ended[name] is None, ended[name]
 
 
 @pytest.fixture(scope="module")
-def hung(side_by_side):
-    """name -> the future of a program that hangs."""
-    runs = lambda name: lambda world: world.run(hanging.PROGRAMS[name])
-    return {name: side_by_side(runs(name)) for name in hanging.HANGS}
+def hung():
+    run = lambda name: lambda world: world.run(hanging.PROGRAMS[name])
+    return in_worlds({name: run(name) for name in hanging.HANGS})
 
 
 @pytest.mark.parametrize("name", hanging.HANGS)
 def test_a_hang_ends_the_call_and_says_who_waits_for_whom(hung, name):
-    error = hung[name].result(300)
+    error = hung[name]
     assert error.kind == "deadlock", error
     assert "no rank has moved for 2 s" in str(error) and hanging.HANGS[name] in str(error), error
     assert not re.search(r"prove|proof|can ever", str(error)), error

@@ -42,9 +42,9 @@ class Ranks(SimpleNamespace):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    """Polls follow each other without a delay."""
+    """Polls follow each other almost at once."""
     monkeypatch.setattr(polls, "FIRST", 0)
-    monkeypatch.setattr(polls, "EVERY", 0)
+    monkeypatch.setattr(polls, "EVERY", 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def at_once(monkeypatch):
 )
 def test_a_call_ends_after_ten_polls_in_a_row_without_a_movement(looks):
     ranks = Ranks(looks + [(STANDS, STANDS)] * 13)
-    made = polls.Polls(ranks, 1)
+    made = polls.Polls(ranks, 1, quiet=10 * polls.EVERY)
     while not made.end({2: ()}, None):
         pass
     assert made.found.kind == "absent" and made.found.finished == [2]
