@@ -24,14 +24,13 @@ READY := $(VENV)/.ready
 COURSE := $(VENV)/.course
 PAGES := $(VENV)/.pages
 BIN := $(VENV)/bin
-PEERS ?= .venv-peers
 CPU_BUILDS := https://download.pytorch.org/whl/cpu
 PIP := -m pip --disable-pip-version-check install --constraint constraints.txt
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
   { echo "Three Axes needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 TORCH_FROM = $(BIN)/python $(PIP) --no-deps torch --index-url
 
-.PHONY: lab test test-all test-gpu attempts lint refresh bench planner-tables cards cheatsheet worksheets site slides colab clean
+.PHONY: lab test test-all test-gpu attempts lint refresh planner-tables cards cheatsheet worksheets site slides colab clean
 
 lab: $(COURSE)
 	$(BIN)/python -m three_axes lab my --port=$(PORT) $(addprefix --fresh=,$(FRESH))
@@ -58,11 +57,6 @@ lint: $(READY)
 refresh: $(READY)
 	$(BIN)/python -m tools.refresh
 
-# Half an hour: tables in build/bench. The tools that are compared are installed into an environment of their own.
-bench: $(READY) $(PEERS)/.ready
-	$(PEERS)/bin/python tools/bench/peers.py
-	$(BIN)/python tools/bench/ours.py
-
 # The planner's errors on published runs that you collected in a folder: docs/planner.md's tables, and data/.
 planner-tables: $(READY)
 	$(BIN)/python tests/plan/published.py --published $(PUBLISHED)
@@ -82,7 +76,7 @@ colab:
 	$(PYTHON) -m tools.colab $(REPO)
 
 clean:
-	rm -rf $(VENV) $(PEERS) build
+	rm -rf $(VENV) build
 
 $(COURSE): $(VENV)/.torch pyproject.toml constraints.txt
 	$(BIN)/python $(PIP) --editable '.[course]'
@@ -112,11 +106,4 @@ $(VENV)/.torch: | $(VENV)/.made
 	elif $(PYTHON) -c 'from urllib.request import urlopen; urlopen("$(CPU_BUILDS)/torch/", timeout=5)' 2> /dev/null \
 	  && $(TORCH_FROM) $(CPU_BUILDS); then echo "No NVIDIA GPU is here: took the CPU build of torch. (make TORCH=default takes the other.)"; \
 	else echo "No NVIDIA GPU is here, but PyTorch's index of CPU builds does not answer: torch from the usual index, with CUDA of some GB."; fi
-	@touch $@
-
-# A tool that cannot be installed on this system is left out of the table.
-$(PEERS)/.ready: pyproject.toml constraints.txt
-	$(MAKE) VENV=$(PEERS) $(PEERS)/.torch
-	$(PEERS)/bin/python $(PIP) --quiet --editable '.[test]'
-	$(PEERS)/bin/python $(PIP) --quiet ipyparallel || true
 	@touch $@

@@ -1,64 +1,44 @@
-"""Measures the cost of counting, `verify` and the planner, and compares counters of bytes: `make bench`, or
+"""Measures the cost of counting, of the search for a hang, of `verify` and of the planner:
 
-    python tools/bench/ours.py [counting verify counters planner]
+    python tools/bench/ours.py [counting looking verify planner]
 
 Two measurements that are compared take turns, so that other work of the machine slows both equally. A ratio
-is the median over the pairs, with the smallest and the largest. peers.py compares `World` with other
-launchers.
+is the median over the pairs, with the smallest and the largest.
 """
 
 from __future__ import annotations
 
-import builtins
 import math
 import subprocess
 import sys
-import warnings
+import time
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
 import torch.distributed as dist
-from report import paired, save, timed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor.debug import CommDebugMode
-from torch.distributed.tensor.parallel import parallelize_module
-from torch.profiler import ProfilerActivity, profile
 
-from drops.d06 import merged_plan
 from helpers import World, toy
 from helpers.ranks import polls
-from helpers.ranks.failure import RankError
 from three_axes import counting
 from three_axes.plan import CLUSTERS, MODELS, Job, plan
-from three_axes.table import human
+from three_axes.table import Table
 from three_axes.verify import verify
 
-SCHEMES = ("DDP", "FSDP2", "TP", "1F1B")
+
+def timed(action: Callable[[], object]) -> float:
+    """The seconds that a call takes."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
 
 
-def step_of(scheme: str):
-    """A function that runs forward and backward of the toy on a rank, under a scheme."""
-    torch.manual_seed(0)
-    tokens, targets = toy.make_batch(b=8, s=32)
-    n, me, model = dist.get_world_size(), dist.get_rank(), toy.ToyTransformer(hidden=256)
-    mesh = init_device_mesh("cpu", (n,))
-    if scheme == "DDP":
-        model = torch.nn.parallel.DistributedDataParallel(model)
-    elif scheme == "FSDP2":
-        for module in (*model.blocks, model):
-            fully_shard(module, mesh=mesh)
-    elif scheme == "TP":
-        plan = {name: how for name, how in merged_plan().items() if name != "mlp.gate"}  # the toy has no gate
-        for block in model.blocks:
-            parallelize_module(block, mesh, plan)
-    else:
-        stage = PipelineStage(toy.split_depth(model), me, n, torch.device("cpu"))
-        schedule = Schedule1F1B(stage, 4, loss_fn=toy.loss_of)
-        last = {"target": targets, "losses": []} if me == n - 1 else {}
-        return lambda: schedule.step(*[tokens] * (me == 0), **last)
-    return lambda: toy.loss_of(model(tokens), targets).backward()
+def paired(pairs: Sequence[tuple[float, float]]) -> str:
+    """'1.02 (0.97 to 1.08)': the median and the extremes of the pairs' ratios, the second to the first."""
+    ratios = sorted(second / first for first, second in pairs)
+    return f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
 
 # -- the cost of counting and verifying -----------------------------------------------------------
@@ -134,7 +114,7 @@ def cost_of_looking(pairs: int = 20) -> None:
         for rank, turns in enumerate(of_ranks)
     ]
     title = f"What looking for a hang costs: {pairs} pairs of {4 * STEPS} steps of DDP, counted, four ranks"
-    save("looking", title, ["rank", "never polled", "polled, of never polled"], rows)
+    print(Table(["rank", "never polled", "polled, of never polled"], rows, title=title))
 
 
 def cost_of_counting() -> None:
@@ -146,8 +126,7 @@ def cost_of_counting() -> None:
         for rank, pairs in enumerate(of_ranks)
     ]
     title = f"What counting costs: {PAIRS} pairs of {STEPS} steps of DDP, hidden 256, four ranks"
-    save("counting", title, ["rank", "a step alone", "counted, of alone"], rows)
-    cost_of_looking()
+    print(Table(["rank", "a step alone", "counted, of alone"], rows, title=title))
 
 
 def steps_verified(number: int, steps: int = 2) -> tuple[float, float]:
@@ -194,65 +173,8 @@ def cost_of_verify(times: int = 5) -> None:
         world.run(steps_verified, 0)  # warm-up
         pairs = [world.run(steps_verified, number)[0] for number in range(times)]
     row = [*(f"{median(column):.2f} s" for column in zip(*pairs)), paired(pairs)]
-    save(
-        "verify",
-        "What verify costs: four FSDP2 ranks, float64",
-        ["the steps that it compares", "verify", "of the steps"],
-        [row],
-    )
-
-
-# -- what each tool counts in a step --------------------------------------------------------------
-
-
-def prepare(scheme: str) -> None:
-    """Set `builtins.step` on a rank for the functions below, and run it three times, to warm up."""
-    builtins.step = step_of(scheme)
-    for _ in range(3):
-        builtins.step()
-
-
-def by_comm_debug() -> str:
-    with CommDebugMode() as mode:
-        builtins.step()
-    return f"{sum(mode.get_comm_counts().values())} calls, no bytes"
-
-
-def by_profiler() -> str:
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
-        builtins.step()
-    sizes = [
-        4 * sum(math.prod(shape) for shape in e.input_shapes if shape)  # the types are not recorded: float32
-        for e in recorded.events()
-        if e.name.startswith("gloo:") and "recv" not in e.name
-    ]
-    return f"{len(sizes)} calls, {human(sum(sizes))}"
-
-
-def counted_by(scheme: str, counter) -> str:
-    """What a counter reports on rank 0 for one step of a scheme."""
-    with World(4, counted=False) as world:
-        world.run(prepare, scheme)
-        try:
-            return world.run(counter)[0]
-        except RankError:
-            return "the step fails under it"
-
-
-def counters() -> None:
-    warnings.simplefilter("ignore")
-    rows = []
-    for scheme in SCHEMES:
-        with World(4) as world:
-            world.run(prepare, scheme)
-            world.run(lambda: builtins.step())
-            traffic = world.traffic
-        calls = sum(row.calls for row in traffic.ranks[0] if row.op != "recv")
-        sent = [human(traffic.wire[0]), human(traffic.counted[0])]
-        meter = f"{calls} calls, {human(traffic.payload[0])}"
-        rows.append([scheme, *sent, meter, *(counted_by(scheme, by) for by in (by_comm_debug, by_profiler))])
-    columns = ["", "on the wire", "by the book", "this course's meter", "CommDebugMode", "profiler"]
-    save("counters", "Counting: what rank 0 sent in one step, and who saw it", columns, rows)
+    columns = ["the steps that it compares", "verify", "of the steps"]
+    print(Table(columns, [row], title="What verify costs: four FSDP2 ranks, float64"))
 
 
 # -- the planner ----------------------------------------------------------------------------------
@@ -279,10 +201,15 @@ def planner(pairs: int = 15) -> None:
         job = Job(MODELS[model], CLUSTERS["dgx-h100"], batch, 4096)
         seconds = median(timed(lambda: plan(job, gpus=gpus)) for _ in range(5))
         rows.append([f"plan() of {model} on {gpus:,}", f"{1e3 * seconds:.0f} ms", ""])
-    save("planner", "How soon the planner answers", ["", "median", "of `import numpy`"], rows)
+    print(Table(["", "median", "of `import numpy`"], rows, title="How soon the planner answers"))
 
 
-TABLES = {"counting": cost_of_counting, "verify": cost_of_verify, "counters": counters, "planner": planner}
+TABLES = {
+    "counting": cost_of_counting,
+    "looking": cost_of_looking,
+    "verify": cost_of_verify,
+    "planner": planner,
+}
 
 if __name__ == "__main__":
     if unknown := set(sys.argv[1:]) - set(TABLES):
