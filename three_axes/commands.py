@@ -55,10 +55,8 @@ def _explain(parser: Parser) -> None:
 
 
 def _doctor(parser: Parser) -> None:
-    numbers = "numbers of the checks, 1 to 13; by default all"
+    numbers = "numbers of the checks, 1 to 5; by default all"
     parser.add_argument("checks", nargs="*", type=int, metavar="NUMBER", help=numbers)
-    meet = "for check 13: run it on two machines at once; HOST is the name of one of them"
-    parser.add_argument("--meet", default="", metavar="HOST", help=meet)
 
 
 def _class(parser: Parser) -> None:
@@ -77,7 +75,9 @@ COMMANDS = {
     "explain": Command(
         "say where the time of torch.profiler's traces went", "three_axes.explain.command:run", _explain
     ),
-    "doctor": Command("check this machine, its GPUs and its launchers", "tools.doctor:run", _doctor),
+    "doctor": Command(
+        "check this machine: its packages, its ranks and its GPUs", "tools.doctor:run", _doctor
+    ),
     "class": Command(
         "for a class: a quiz before and after, and what students tried", "tools.classroom:run", _class
     ),

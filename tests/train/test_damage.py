@@ -8,10 +8,10 @@ from pathlib import Path
 
 import forked
 import pytest
+from small_run import SMALL_RUN
 from test_train import HERE, main_of
 
 from helpers import train
-from tools.doctor.training import SMALL_RUN
 
 LAST, BEFORE = "step-000004", "step-000002"
 FILES = "__0_0.distcp", "__1_0.distcp", ".metadata", train.ABOUT, train.SUMS

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from small_run import SMALL_RUN
 from test_train import main_of, unshared
 
 from helpers import train
 from helpers.ranks.launched import owning
-from tools.doctor.training import SMALL_RUN
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDS = """import sys

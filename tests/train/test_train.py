@@ -20,13 +20,13 @@ from pathlib import Path
 import forked
 import pytest
 import torch.distributed as dist
+from small_run import SMALL_RUN, expect_twins_losses
 from worlds import Shared
 
 from drops import d14
 from helpers import train
 from helpers.ranks.launched import store_of_attempt
 from helpers.train import Config, Trainer
-from tools.doctor.training import SMALL_RUN, expect_twins_losses
 
 # Its gradients are clipped from the first step on.
 SMALL = Config(hidden=32, seq_len=16, batch=16, steps=20, warmup=5, clip=0.5)
@@ -353,10 +353,3 @@ def test_training_continues_when_one_of_two_hosts_is_lost(tmp_path):
     expect_twins_losses(run, steps)
     assert "steps under dp 1 · tp 2 · pp 1" in log
     assert re.search(r"going on from step-\d+, the last complete checkpoint \(written under dp 2 · tp 2", log)
-
-
-@pytest.mark.slow
-def test_the_doctor_brings_two_hosts_together(tmp_path):
-    doctor = [sys.executable, "-m", "three_axes", "doctor", "13", "--meet", "10.77.0.1"]
-    for report in on_two_hosts(tmp_path, "-", *doctor):
-        assert "13 two hosts: ok" in report and "2 ranks trained together" in report
