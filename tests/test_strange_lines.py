@@ -44,7 +44,7 @@ LAYOUT = "--dp=2 --tp=2 --pp=2 --microbatch=2 --zero=0 --shard=0 --schedule=gpip
 READ = "model.json cluster.json", "model.json --cluster=cluster.json"  # files, and how arguments name them
 # command -> the files that it reads, arguments that it always has, optional arguments
 COMMANDS = {
-    "plan": (READ[0], f"{READ[1]} --gpus=4 --batch=8", f"--gpus=4 {PLAN} {JOB}"),
+    "plan": (READ[0], f"{READ[1]} --gpus=4 --batch=8", f"--gpus=4 {PLAN} {JOB} --measured=9s"),
     "estimate": (*READ, f"{LAYOUT} {JOB} --measured=9s"),
     "estimate ": ("", "--microbatches=4 --pp=2", "--pp=4 --microbatches=8 --schedule=ZB-H1"),
     "explain": ("trace.json", "trace.json", ""),
@@ -59,7 +59,7 @@ NEVER |= dict.fromkeys(("--zero", "--shard"), NO_COUNT[1:])
 NEVER |= {
     "--batch": [*NO_COUNT, "4Q"],
     "--train-tokens": [*NO_NUMBER, "0", "4Q"],
-    "--measured": [*NO_NAME, "0s", "nan s", "dp=1s", "1" * 400 + "s"],
+    "--measured": [*NO_NAME, "0s", "nan s", "dp 8 = 1s", "450TFLOP/s", "1" * 400 + "s"],
     "--why": [*NO_NAME, "0,1,1", "8,1", "1,1,1,1,1,1,1", "8,1,nan"],
     "--report": ["no/page.html", "."],
 }

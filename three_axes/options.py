@@ -90,11 +90,8 @@ def _job(sub: argparse.ArgumentParser, many: str | None) -> None:
     help = f"switches that are off in every framework: {', '.join(SWITCHES)}"
     several: dict[str, Any] = dict(nargs="+", choices=SWITCHES, metavar="ONE")
     sub.add_argument("--with", dest="switches", default=[], help=help, **several)
-    help = (
-        "what you measured, and of which layout: 4.1 s, 1,100 tokens/s or 450 [causal, hardware] TFLOP/s of"
-    )
-    help += " one GPU, or a line of a log. Other layouts than the estimated one take your source's bias out"
-    sub.add_argument("--measured", nargs="+", default=[], metavar="'dp 8 tp 4 pp 2 = 16.2 s'", help=help)
+    help = "a step that you measured: its seconds, or 1,100tokens/s of one GPU; in plan, of the best layout"
+    sub.add_argument("--measured", metavar="SECONDS", help=help)
 
 
 def _plan(sub: argparse.ArgumentParser) -> None:

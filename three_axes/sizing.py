@@ -5,7 +5,7 @@ A module that only one command needs is imported inside it, so that each command
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,15 +135,16 @@ def run_plan(args) -> tuple[str, dict]:
     tokens = None if args.train_tokens is None else _number(args.train_tokens)
     job = job_of(args)
     only = {axis: getattr(args, axis) for axis in Axes._fields}
-    measured: dict[Layout, float] = {}
-    if args.measured:
-        from .plan.measured import of_your_source
+    result, beside = plan(job, gpus=args.gpus, **only), None
+    if args.measured is not None:
+        from .plan.measured import compared
 
-        job, measured = of_your_source(job, args.measured, **only)
-    result = plan(job, gpus=args.gpus, measured=measured, **only)
+        beside = compared(result.estimate(), args.measured)
+        result = plan(replace(job, measured=beside.ratio), gpus=args.gpus, **only)
     best, flips = result.estimate(), result.flips()
     of_training: dict[str, Any] = {}
     out = [repr(result.table()), "", f"best: {best.layout}", best.summary(), best.interval()]
+    out += [str(beside)] if beside else []
     out += [f"layouts less than {result.sure.apart:.0%} apart are a tie", *best.warnings()]
     out += filter(None, (result.alone(), best.switches()))
     if tokens:
@@ -231,12 +232,11 @@ def run_estimate(args) -> tuple[str, dict]:
     job = job_of(args)
     layout = layout_of(args, job)
     job.check(layout, args.gpus)
-    beside = None
-    if args.measured:
-        from .plan.measured import of_this_layout
+    result, beside = estimate(job, layout), None
+    if args.measured is not None:
+        from .plan.measured import compared
 
-        job, beside = of_this_layout(job, layout, args.measured)
-    result = estimate(job, layout)
+        beside = compared(result, args.measured)
     by_stage, bytes_ = _sent(result)
     more = {"memory_by_stage": result.stages, "bubble": result.time["bubble"] / result.step_seconds}
     tables = [repr(result.by_stage())] * (result.layout.pp > 1) + [repr(by_stage)]

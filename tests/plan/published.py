@@ -15,7 +15,8 @@ import csv
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,7 @@ from three_axes.plan.memory import largest_stage, stage_memory
 from three_axes.plan.models import gpt
 from three_axes.plan.shape import Experts, Latent
 from three_axes.plan.stages import layers_on_rank
-from three_axes.plan.validation import chunked, errors_of, fastest, row_of
+from three_axes.plan.validation import chunked, errors_of, fastest
 
 MEGATRON = FRAMEWORKS["megatron-lm"]
 BRIDGE = FRAMEWORKS["megatron-bridge"]  # of NVIDIA's recipes, also for NeMo and MLPerf
@@ -122,7 +123,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(line for line in f if not line.startswith("#")))
 
 
-def show(title: str, columns: list[str], rows: list[list[str]], *notes: str) -> None:
+def show(title: str, columns: Sequence[str], rows: list[list[str]], *notes: str) -> None:
     """Print a table in Markdown, under its title and with notes below it."""
     line = lambda cells: "| " + " | ".join(cells) + " |"
     table = "\n".join([line(columns), "|" + "---|" * len(columns), *map(line, rows)])
@@ -351,7 +352,7 @@ def alike(runs: list[Run]) -> Iterator[tuple[Job, tuple[Run, Run]]]:
 
 
 def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
-    """For each kind of run in a set, the errors that `three_axes.plan.certainty` reads."""
+    """For each kind of run in a set, the errors that data/planner_errors.json keeps."""
     found: dict[tuple, list[Run]] = {}
     for run in runs:
         kind = run.job.cluster.device.generation, bool(run.job.model.experts)
@@ -374,33 +375,71 @@ def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
         )
 
 
-def left_out(sets: list[dict]) -> list[list[str]]:
-    """A row for each kind with two sources or more. Each source is left out in turn. Columns: the runs; the
-    share of them between the 10th and the 90th percentile of the other sources' runs, and the number of
-    sources with eight of ten runs there; the same two figures for the interval from the other sources.
+def stored() -> list[dict]:
+    """The records of `kinds` in data/planner_errors.json: the errors of each set, by kind of run. An error is
+    the natural logarithm of measured over predicted.
+    """
+    return json.loads(find("data/planner_errors.json").read_text(encoding="utf-8"))
+
+
+def source(name: str) -> str:
+    """The source of a set: 'Narayanan 2021, T1 (fitted)' -> 'Narayanan 2021'. NVIDIA's are one source."""
+    first = name.partition(",")[0]
+    return "NVIDIA" if first in ("Megatron Bridge", "NeMo 24.07", "Automodel", "Megatron-Core") else first
+
+
+def inside(record: dict) -> int:
+    """How many runs of a record lie in the interval of their kind."""
+    low, high, _ = certainty.INTERVALS[record["generation"], record["experts"]]
+    return sum(low <= math.exp(error) <= high for error in record["seconds"])
+
+
+def covered() -> list[list[str]]:
+    """A row for each kind: its interval, its runs at hand, the share of them inside, and how many sources
+    have eight of ten runs inside.
     """
     rows = []
-    for generation, experts in dict.fromkeys((one["generation"], one["experts"]) for one in sets):
-        mine = [one for one in sets if (one["generation"], one["experts"]) == (generation, experts)]
-        sources = dict.fromkeys(certainty.source(one["set"]) for one in mine)
-        if len(sources) < 2:
-            continue
-        narrow, wide = [], []
-        for name in sources:
-            rest = [one for one in sets if certainty.source(one["set"]) != name]
-            given = certainty.interval(generation, experts, rest)
-            there = [e for one in rest if one in mine for e in one["seconds"]]
-            low, high = np.exp(np.percentile(there, [10, 90]))
-            runs = np.exp([e for one in mine if certainty.source(one["set"]) == name for e in one["seconds"]])
-            narrow.append((runs >= low) & (runs <= high))
-            wide.append((runs >= (given.low or 0)) & (runs <= (given.high or 0)))
-        held = lambda shares: (
-            f"{np.concatenate(shares).mean():.0%}",
-            f"{sum(one.mean() >= certainty.INSIDE for one in shares)} of {len(sources)}",
-        )
-        interval = held(wide) if (generation, experts) in certainty.ELSEWHERE else ("none", "")
+    for (generation, experts), (low, high, runs) in certainty.INTERVALS.items():
+        mine = [one for one in stored() if (one["generation"], one["experts"]) == (generation, experts)]
+        held, many = Counter(), Counter()
+        for one in mine:
+            held[source(one["set"])] += inside(one)
+            many[source(one["set"])] += len(one["seconds"])
+        good = sum(held[name] >= 0.8 * many[name] for name in many)
         kind = f"{'experts' if experts else 'dense'}, {generation}"
-        rows.append([kind, str(len(np.concatenate(wide))), *held(narrow), *interval])
+        share = f"{sum(held.values()) / sum(many.values()):.0%}"
+        rows.append([kind, f"{low:.2f} to {high:.2f}", str(runs), share, f"{good} of {len(many)}"])
+    return rows
+
+
+COLUMNS = (
+    "published set",
+    "runs",
+    "error",
+    "median",
+    "bias",
+    "a constant",
+    "best other tool",
+    "inside",
+    "memory",
+)
+
+
+def of_sets() -> list[list[str]]:
+    """A row for each set: the error of our seconds, of the best constant share of peak, and of the best other
+    tool; the share of runs in the intervals of their kinds; the error of our bytes.
+    """
+    rows = []
+    for name in dict.fromkeys(one["set"] for one in stored()):
+        sets = [one for one in stored() if one["set"] == name]
+        off, held = (
+            np.expm1([-error for one in sets for error in one[what]]) for what in ("seconds", "memory")
+        )
+        size = lambda errors: f"{100 * np.abs(errors).mean():.1f} %" if len(errors) else ""
+        middle, bias = f"{100 * np.median(np.abs(off)):.1f} %", f"{100 * off.mean():+.1f} %"
+        of_constant, share = f"{100 * sets[0]['constant']:.1f} %", f"{sum(map(inside, sets)) / len(off):.0%}"
+        errors = size(off), middle, bias, of_constant, sets[0]["peer"]
+        rows.append([name, str(len(off)), *errors, share, size(held)])
     return rows
 
 
@@ -408,7 +447,7 @@ def ties(name: str, runs: list[Run]) -> list[list[str]]:
     """Of the pairs of layouts that the planner calls a tie: the share whose measured seconds are one too."""
     rows = []
     for experts in (False, True):
-        apart = certainty.interval("Hopper", experts, certainty.published()).apart
+        apart = certainty.APART[experts]
         pairs = [pair for job, pair in alike(runs) if bool(job.model.experts) == experts]
         called = [(a, b) for a, b in pairs if max(a.seconds / b.seconds, b.seconds / a.seconds) <= 1 + apart]
         near = [max(a.printed / b.printed, b.printed / a.printed) <= 1 + apart for a, b in called]
@@ -420,25 +459,19 @@ def ties(name: str, runs: list[Run]) -> list[list[str]]:
 def main() -> None:
     folder = folder_of_tables(__doc__)
     done = {name: list(make(folder)) for name, (file, make) in SETS.items() if (folder / file).is_file()}
-    rows = [row_of(name, *errors_of(runs))[:-1] for name, runs in done.items()]
-    notes = [
-        f"{name}: recompute is not printed; it makes a difference in {twice} of {len(runs)} runs."
-        for name, runs in done.items()
-        if (twice := sum(run.recomputed > 0 for run in runs))
-    ]
-    for name, runs in done.items():
-        if off := [100 * abs(run.memory) for run in runs if run.memory is not None]:
-            shown = [f"{size:.1f} %" for size in (np.mean(off), np.median(off), np.percentile(off, 90))]
-            rows.append([f"{name}, memory", str(len(off)), *shown, "", ""])
-    columns = ["published set", "runs", "error (MAPE)", "median", "p90", "bias", "null model"]
-    show("The planner against published runs, seconds per step", columns, rows, *notes)
     papers = {name: make() for name, make in (validation.SETS | folded.SETS).items()}
     every = {name: [Run(*run) for run in runs] for name, runs in (papers | done).items()}
     kept = [one for name, runs in every.items() for one in kinds(name, runs)]
     text = json.dumps(kept, separators=(",", ":")).replace("{", "\n{")
     find("data/planner_errors.json").write_text(text + "\n")
-    columns = ["kind", "runs", "inside, of percentiles", "sources", "inside, of the interval", "sources"]
-    show("Each source left out: its runs, by what the others give", columns, left_out(kept))
+    notes = [
+        f"{name}: recompute is not printed; it makes a difference in {twice} of {len(runs)} runs."
+        for name, runs in done.items()
+        if (twice := sum(run.recomputed > 0 for run in runs))
+    ]
+    show("The planner against published runs, seconds per step", COLUMNS, of_sets(), *notes)
+    columns = ["kind", "interval", "runs", "inside", "sources with 8 of 10 inside"]
+    show("Runs inside the interval of their kind", columns, covered())
     close = [row for name, runs in every.items() for row in ties(name, runs)]
     show("Pairs that are called a tie", ["published set", "models", "pairs", "measured so"], close)
 

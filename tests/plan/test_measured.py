@@ -1,124 +1,105 @@
-"""`plan --measured` and `estimate --measured`: the texts that they read, and the comparison."""
+"""`plan --measured` and `estimate --measured`: a measured step is compared, and scales a plan."""
 
 import json
-from dataclasses import replace
+import math
 
 import pytest
 
 from three_axes.__main__ import main
-from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate
-from three_axes.plan.measured import read, step_seconds
+from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
+from three_axes.plan.measured import step_seconds
 
 JOB = Job(MODELS["llama-3-70b"], CLUSTERS["dgx-h100"], 128, 8192, FRAMEWORKS["megatron-bridge"])
 LAYOUT = Layout(dp=2, tp=4, pp=4, cp=2, interleave=5, schedule="interleaved", zero=1)
+ASKED = "estimate llama-3-8b --gpus 64 --zero 3 --seq 8192 --framework torchtitan"
 
 
-def test_units_of_what_was_measured():
-    tokens = 128 * 8192 / 64
-    assert step_seconds(JOB, LAYOUT, 4100, "ms") == 4.1 == step_seconds(JOB, LAYOUT, 4.1, "s")
-    assert step_seconds(JOB, LAYOUT, tokens, "tokens/s") == 1
-    of_token = JOB.model.flops_per_token(8192)
-    assert step_seconds(JOB, LAYOUT, 450, "TFLOP/s") == pytest.approx(tokens * of_token / 450e12)
-    causal = step_seconds(JOB, LAYOUT, 450, "causal TFLOP/s")
-    assert causal == pytest.approx(tokens * JOB.model.flops_per_token(8192, causal=True) / 450e12)
-    twice = step_seconds(JOB, replace(LAYOUT, recompute="full"), 450, "hardware TFLOP/s")
-    assert twice == pytest.approx(4 / 3 * tokens * of_token / 450e12)
-    quarter = replace(LAYOUT, recompute="full", recomputed=5)  # a stage has 20 layers
-    some = step_seconds(JOB, quarter, 450, "hardware TFLOP/s")
-    assert some == pytest.approx((1 + 1 / 12) * tokens * of_token / 450e12)
+@pytest.fixture
+def output_of(capsys):
+    """output_of(command) is what a command prints."""
+
+    def run(command: str) -> str:
+        assert main(command.split()) == 0
+        return capsys.readouterr().out
+
+    return run
 
 
-@pytest.mark.parametrize(
-    "line, amount",
-    [
-        (" iteration 9/ 50 | elapsed time per iteration (ms): 13105.3 | lr: 1", (13105.3, "ms")),
-        ("step: 10  loss: 7.1  memory: 61.2GiB(64%)  tps: 6,667  tflops: 386.1", (6667, "tokens/s")),
-    ],
-)
-def test_lines_of_logs(line, amount):
-    assert read(line) == ({}, *amount)
-    assert read(f"rank=0 {line} lr=3") == ({}, *amount)
-    assert read(f"dp 8 = {line}") == ({"dp": 8}, *amount)
-
-
-def test_a_printed_layout_can_be_read_back():
-    layouts = (
-        LAYOUT,
-        Layout(dp=8, cp=2, ep=4, zero=3, shard=8, recompute="full", recomputed=5),
-        Layout(dp=2, tp=4, pp=2, schedule="ZB-V", recompute="per-op", microbatch=2),
-    )
-    for layout in layouts:
-        said, seconds, unit = read(f"{layout} = 16.2 s")
-        assert Layout(**said) == layout and (seconds, unit) == (16.2, "s")
-    short = dict(dp=8, tp=4, zero=1, sequence_parallel=False)
-    assert read("dp8 tp4 zero 1 no sp=1,100 tokens/s/GPU")[0] == short
-
-
-@pytest.mark.parametrize(
-    "text",
-    "|=|dp 8 = |4.1|4.1 parsecs|dp eight = 4 s|-1 s|0 s|4..1 s|dp 8 dp 4 = 3 s|b 1 b 1 = 3 s".split("|"),
-)
-def test_an_invalid_measurement_is_refused(text):
-    with pytest.raises(ValueError):
-        read(text)
-
-
-def test_a_step_of_an_estimate_has_its_ratio_and_its_place(capsys):
-    """A measured step without a layout is about the layout of the estimate."""
-    asked = "estimate llama-3-8b --gpus 64 --zero 3 --seq 8192 --framework torchtitan"
-    out = lambda *measured: (
-        main([*asked.split(), "--json", "--measured", *measured]) or json.loads(capsys.readouterr().out)
-    )
-    plain = out("dp 32 tp 2 = 99 s")  # another layout: it corrects the bias, and is not compared
-    assert plain["measured"] is None and plain["sure"]["measured"] == 1
-    seconds = estimate(
-        Job(MODELS["llama-3-8b"], CLUSTERS["dgx-h100"], 128, 8192, FRAMEWORKS["torchtitan"]),
-        FRAMEWORKS["torchtitan"].layout(dp=64, zero=3),
-    ).step_seconds
-    for times, inside in ((1.0, True), (1.2, True), (1.6, False), (0.7, False)):
-        printed = out(f"{times * seconds:.5f} s")
-        of = printed["measured"]
-        assert of["ratio"] == pytest.approx(times, rel=1e-3) and of["inside"] is inside
-        assert of["mfu"] * of["ratio"] == pytest.approx(printed["mfu"], rel=1e-3)
-        assert printed["step_seconds"] == pytest.approx(seconds)
-        assert (of["low"] <= times * seconds <= of["high"]) is inside
-    assert main([*asked.split(), "--measured", f"{1.6 * seconds:.5f} s"]) == 0
-    text = capsys.readouterr().out
-    assert "1.60 times what is predicted" in text and "longer than the 80% interval" in text
-    assert "would add" not in text  # the text names no cause
+@pytest.mark.parametrize("text", ["16", "16s", "16.0 s", "1,024tokens/s", "1024 tokens/s/GPU"])
+def test_a_step_is_seconds_or_tokens_a_second_of_one_gpu(text):
+    assert step_seconds(JOB, LAYOUT, text) == 128 * 8192 / 64 / 1024 == 16
 
 
 @pytest.mark.parametrize(
     "wrong, sentence",
     [
-        (["0s"], "must be a positive number, not 0"),
-        (["nothing"], "no time or speed in 'nothing'"),
-        (["1 s", "2 s"], "are both measured of DP 64"),
-        (["0.01 s"], "cannot be: it is"),
+        ("0s", "must be a positive number, not 0"),
+        ("4..1 s", "must be a positive number"),
+        ("nothing", "'nothing' is no measured step: give its seconds, 16.2s"),
+        ("dp=8=4s", "is no measured step"),
+        ("0.01s", "cannot be: it is"),
     ],
 )
 def test_a_measurement_that_cannot_be_is_refused_in_one_sentence(wrong, sentence, capsys):
-    assert main(["estimate", "llama-3-8b", "--gpus", "64", "--zero", "3", "--measured", *wrong]) == 2
+    assert main([*ASKED.split(), "--measured", wrong]) == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_the_gpus_of_an_estimate_are_the_product_of_its_sizes(capsys):
+def test_a_step_of_an_estimate_has_its_ratio_and_its_place(output_of):
+    out = lambda seconds: json.loads(output_of(f"{ASKED} --json --measured {seconds:.5f}s"))
+    seconds = json.loads(output_of(f"{ASKED} --json"))["step_seconds"]
+    for times, inside in ((1.0, True), (1.2, True), (1.6, False), (0.7, False)):
+        printed = out(times * seconds)
+        of = printed["measured"]
+        assert of["ratio"] == pytest.approx(times, rel=1e-3) and of["inside"] is inside
+        assert of["mfu"] * of["ratio"] == pytest.approx(printed["mfu"], rel=1e-3)
+        assert printed["step_seconds"] == pytest.approx(seconds)
+        assert (of["low"] <= times * seconds <= of["high"]) is inside
+    text = output_of(f"{ASKED} --measured {1.6 * seconds:.5f}s")
+    assert "1.60 times what is predicted" in text and "longer than the 80% interval" in text
+
+
+def test_a_kind_without_published_runs_has_no_interval(output_of):
+    """Text has one sentence about it, and JSON has null."""
+    asked = f"{ASKED} --cluster mi300x-node"
+    made = json.loads(output_of(f"{asked} --json --measured 100s"))
+    assert made["sure"]["low"] is made["sure"]["high"] is None
+    assert made["measured"]["inside"] is made["measured"]["low"] is made["measured"]["high"] is None
+    text = output_of(f"{asked} --measured {1.1 * made['step_seconds']:.4f}s")
+    assert text.count("no interval: no published runs of dense models on such GPUs") == 1
+    assert "1.10 times what is predicted" in text and "80% interval" not in text
+
+
+def test_a_measured_step_scales_all_layouts_of_a_plan_alike(output_of):
+    """The measured layout, which is the best one, has the measured seconds, and the order stays."""
+    asked = "plan llama-3-70b --gpus 64 --seq 8192 --json"
+    plain = json.loads(output_of(asked))
+    made = json.loads(output_of(f"{asked} --measured {1.3 * plain['best']['step_seconds']:.6f}s"))
+    assert made["best"]["sure"]["factor"] == pytest.approx(1.3, rel=1e-5)
+    assert [row["layout"] for row in made["ranked"]] == [row["layout"] for row in plain["ranked"]]
+    assert [row["tie"] for row in made["ranked"]] == [row["tie"] for row in plain["ranked"]]
+    seconds = [[row["step_seconds"] for row in one["ranked"]] for one in (plain, made)]
+    assert seconds[1] == pytest.approx([1.3 * one for one in seconds[0]], rel=1e-5)
+    text = output_of(f"{asked.replace(' --json', '')} --measured 20s --tp 8 --pp 2")
+    assert "20.00 s a step" in text and "all seconds are scaled by your measured step" in text
+    mine = plan(Job(MODELS["llama-3-8b"], global_batch=64, measured=1.3), gpus=8)
+    assert (
+        mine.best.seconds
+        == pytest.approx(mine.estimate().step_seconds)
+        == pytest.approx(
+            1.3 * estimate(Job(MODELS["llama-3-8b"], global_batch=64), mine.best.layout).step_seconds
+        )
+    )
+    sure = mine.sure
+    assert math.sqrt(sure.low * sure.high) == pytest.approx(1)  # the measured step is the middle
+
+
+def test_the_gpus_of_an_estimate_are_the_product_of_its_sizes(output_of, capsys):
     """If dp is not given, it follows from the GPUs. Sizes that do not multiply to the GPUs are refused."""
-
-    def sizes(more):
-        assert main(["estimate", "llama-3-70b", "--gpus", "64", "--json", *more.split()]) == 0
-        return json.loads(capsys.readouterr().out)["layout"]["dp"]
-
+    sizes = lambda more: json.loads(output_of(f"estimate llama-3-70b --gpus 64 --json {more}"))["layout"][
+        "dp"
+    ]
     assert sizes("--tp 8") == 8 and sizes("--tp 4 --pp 2 --cp 2") == 4 and sizes("--dp 8 --tp 8") == 8
     for wrong in ("--tp 5", "--dp 2 --tp 8"):
         assert main(["estimate", "llama-3-70b", "--gpus", "64", *wrong.split()]) == 2
         assert "but there are 64 GPUs" in capsys.readouterr().err
-
-
-def test_a_plan_takes_sizes_from_its_options(capsys):
-    """A measured step need not repeat the sizes that the options give."""
-    asked = "plan llama-3-70b --gpus 64 --seq 8192 --tp 8 --pp 2 --dp 4 --json --measured".split()
-    assert main([*asked, "20 s"]) == 0
-    assert json.loads(capsys.readouterr().out)["best"]["step_seconds"] == pytest.approx(20, rel=1e-3)
-    assert main("plan llama-3-70b --gpus 64 --measured 20s".split()) == 2
-    assert "does not say its layout" in capsys.readouterr().err

@@ -53,9 +53,6 @@ class Lora:
         return f"{'4-bit ' * self.four_bit}LoRA {self.rank}{of}"
 
 
-FLOPS = ("whole", "causal", "hardware")  # what measured TFLOP/s may count: see `measured.step_seconds`
-
-
 class Precision(NamedTuple):
     """The format of numbers in products. rate: the device's speed with it: bf16, fp8 or fp4. bytes: of a
     number that is multiplied, kept or gathered. cast: bytes read and written to convert a number from bf16;
@@ -117,10 +114,10 @@ def _scaled(record, field: str, factor: float):
 @dataclass(frozen=True)
 class Job:
     """A training job. global_batch: sequences of seq_len tokens in one step, over all ranks. precision: of
-    matrix products, one of `PRECISIONS`. lora: None if all weights are trained. measured: the natural
-    logarithms of measured over predicted seconds, one for each measured run of the same machines and
-    software; `certainty.sure` corrects predictions with them. Raises ValueError for numbers that make no
-    sense, and for a precision that the device does not have.
+    matrix products, one of `PRECISIONS`. lora: None if all weights are trained. measured: the
+    measured over the predicted seconds of a layout of this job; the predicted seconds of all its layouts are
+    multiplied by it. Raises ValueError for numbers that make no sense, and for a precision that the device
+    does not have.
     """
 
     model: ModelShape
@@ -130,7 +127,7 @@ class Job:
     framework: Framework = TEXTBOOK
     precision: str = "bf16"
     lora: Lora | None = None
-    measured: tuple[float, ...] = ()
+    measured: float | None = None
 
     def __post_init__(self):
         whole("global_batch", self.global_batch)

@@ -6,8 +6,7 @@ The formulas of `cost` and `memory` run on arrays: all layouts of one schedule a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -17,7 +16,7 @@ from ..table import Table, human
 from .candidates import Candidate, Candidates
 from .certainty import Sure, sure
 from .job import CHANGES, Job
-from .layout import Axes, Layout
+from .layout import Axes
 from .memory import room
 from .space import Space
 from .step import Estimate, estimate
@@ -28,7 +27,7 @@ class Plan:
     """All layouts of a job on a number of GPUs. ranked: those that fit, fastest first. tight: those that fit
     only if PyTorch's allocator reserves less than usual, fastest first. too_large: those that need more than
     the GPU's memory, least memory first. space: the layouts that were tried, without those that recompute
-    only some layers of a stage. measured: layout -> measured seconds of a step.
+    only some layers of a stage.
     """
 
     job: Job
@@ -36,7 +35,6 @@ class Plan:
     ranked: Candidates
     tight: Candidates
     too_large: Candidates
-    measured: dict[Layout, float] = field(default_factory=dict)
 
     @property
     def gpus(self) -> int:
@@ -113,11 +111,8 @@ class Plan:
         return self.ranked.first_of_each() if self.ranked else []
 
     def estimate(self, row: Candidate | None = None) -> Estimate:
-        """The estimate of the best layout, or of another row. If a layout with the same sizes was measured,
-        the seconds are multiplied by its measured over its predicted seconds.
-        """
-        made = estimate(self.job, (row or self.best).layout)
-        return replace(made, off=_ratios(self.job, self.measured).get(made.layout.axes, 1.0))
+        """The estimate of the best layout, or of another row."""
+        return estimate(self.job, (row or self.best).layout)
 
     def why(self, **sizes: int) -> str:
         """Why these sizes, such as dp=4, tp=8, are not the best: what they lose to it, or that they do not
@@ -192,16 +187,14 @@ class Plan:
         return flipped
 
     def changed(self, what: str, factor: float) -> Plan | None:
-        """The plan with the quantity `what` (of CHANGES) times `factor`, without corrections by measured
-        layouts; None if no job can have that value.
-        """
+        """The plan with the quantity `what` (of CHANGES) times `factor`; None if a job cannot have it."""
         try:
             job = self.job.changed(what, factor)
         except ValueError:
             return None
         old = self.space
         space = old if old.serves(job) else Space(job, self.gpus, old.only, old.kinds)
-        return _ranked(job, space, {})
+        return _ranked(job, space)
 
     def table(self, rows: int = 10) -> Table:
         """A table of the best layout of each combination of sizes; without rows if nothing fits."""
@@ -212,8 +205,7 @@ class Plan:
         for row in self.by_axes[:rows]:
             behind, speed = row.seconds / best - 1, tokens / row.seconds
             slower = f"{'tie, ' * (behind > 0 and self.ties(row))}{behind:.1%}"
-            step = f"{row.seconds:.2f} s" + ", measured" * (row.layout in self.measured)
-            made.append([str(row.layout), step, slower, f"{speed:,.0f}", human(row.memory)])
+            made.append([str(row.layout), f"{row.seconds:.2f} s", slower, f"{speed:,.0f}", human(row.memory)])
         title = (
             f"{job.model.name} on {self.gpus} × {job.cluster.device.name} ({job.cluster.name}), batch"
             f" {job.global_batch} × {job.seq_len}, {', '.join([job.framework.name, *job.switches])}:"
@@ -225,13 +217,12 @@ class Plan:
         return repr(self.table())
 
 
-def plan(job: Job, *, gpus: int, measured: Mapping[Layout, float] | None = None, **only) -> Plan:
+def plan(job: Job, *, gpus: int, **only) -> Plan:
     """The plan of a job on `gpus` GPUs. It tries what the job's framework offers: sizes of dp, tp, pp, cp and
     ep, microbatches, schedules, interleavings, ZeRO stages, recompute, sequence parallelism. `candidates` and
     `space` leave some out.
 
-    measured: layout -> measured seconds of a step; `measured.of_your_source` returns it together with the
-    job. only: fixed sizes of axes, such as tp=8, and `shard`. With fused attention 'selective' recompute
+    only: fixed sizes of axes, such as tp=8, and `shard`. With fused attention 'selective' recompute
     equals 'none', and is tried only if the framework offers nothing else. Raises ValueError for numbers that
     make no sense. If no layout fits, the plan's `ranked` is empty.
     """
@@ -239,24 +230,14 @@ def plan(job: Job, *, gpus: int, measured: Mapping[Layout, float] | None = None,
     only = {axis: size for axis, size in only.items() if size is not None}
     for axis, size in only.items():
         whole(axis, size)
-    return _ranked(job, Space(job, gpus, only), dict(measured or {}))
+    return _ranked(job, Space(job, gpus, only))
 
 
-def _ratios(job: Job, measured: Mapping[Layout, float]) -> dict[Axes, float]:
-    """Axes of each measured layout -> measured over predicted seconds, which `job.measured` has corrected."""
-    return {at.axes: seconds / estimate(job, at).step_seconds for at, seconds in measured.items()}
-
-
-def _ranked(job: Job, space: Space, measured: dict[Layout, float]) -> Plan:
+def _ranked(job: Job, space: Space) -> Plan:
     most = room(job)
     every = space.timed(job)
     every = np.concatenate([every, space.partly(job, every, most)])
-    every["seconds"] *= sure(job).factor
-    for axes, ratio in _ratios(job, measured).items():
-        same = [every[axis] == size for axis, size in axes._asdict().items()]
-        every["seconds"][np.all(same, axis=0)] *= ratio
+    every["seconds"] *= job.measured or 1.0
     fits, over = every["memory"] <= most, every["memory"] > job.cluster.device.memory
     pick = lambda by, keep: Candidates(every, space.names, job.framework, by, keep)
-    return Plan(
-        job, space, pick("seconds", fits), pick("seconds", ~fits & ~over), pick("memory", over), measured
-    )
+    return Plan(job, space, pick("seconds", fits), pick("seconds", ~fits & ~over), pick("memory", over))

@@ -11,7 +11,7 @@ import numpy as np
 from ..paper.axes import ALWAYS, NAMED
 from ..paper.hardware import WITHOUT_BF16
 from ..table import Table, human
-from .certainty import SOURCES, Sure, sure
+from .certainty import Sure, sure
 from .cost import FORMULAS, constants, step_terms
 from .job import Job
 from .layout import Layout
@@ -19,7 +19,7 @@ from .memory import fullest, room, stages_memory
 from .shape import ModelShape
 
 WIDE = 28  # characters of a whole step's bar in a table
-NODES = 8  # on more nodes the printed network speed is an assumption, unless `busbw` or steps were measured
+NODES = 8  # on more nodes the printed network speed is an assumption, unless `busbw` or a step was measured
 WORTH_SAYING = 0.05  # if a larger share of the step waits for the host, there is a warning
 # Part of memory -> its formula for `--explain`, with the letters of memory.py.
 HELD = {
@@ -40,19 +40,16 @@ HELD = {
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """The estimate of a step with one layout. Seconds and bytes are computed when they are first used. off:
-    measured over predicted seconds, if a layout of the same sizes was measured; else 1.
-    """
+    """The estimate of a step with one layout. Seconds and bytes are computed when they are first used."""
 
     job: Job
     layout: Layout
-    off: float = 1.0
 
     @cached_property
     def time(self) -> dict[str, float]:
         """Seconds of a step, by term."""
-        factor = sure(self.job).factor
-        return {name: self.off * factor * float(s) for name, s in step_terms(self.job, self.layout).items()}
+        factor = self.job.measured or 1.0
+        return {name: factor * float(s) for name, s in step_terms(self.job, self.layout).items()}
 
     @cached_property
     def stages(self) -> list[dict[str, float]]:
@@ -79,22 +76,15 @@ class Estimate:
         """Seconds of a step: the terms of `time` do not overlap."""
         return sum(self.time.values())
 
-    @cached_property
+    @property
     def sure(self) -> Sure:
-        """The interval around these figures. On more than `NODES` nodes without a measured network its upper
-        end is computed with half of the bandwidth between nodes.
-        """
-        given = sure(self.job)
-        if not self.network_is_assumed or given.high is None:
-            return given
-        half = replace(self.job.cluster, inter_node_bandwidth=self.job.cluster.inter_node_bandwidth / 2)
-        slow = sum(map(float, step_terms(replace(self.job, cluster=half), self.layout).values()))
-        return given._replace(high=given.high * slow * given.factor / self.step_seconds)
+        """The interval around these figures."""
+        return sure(self.job)
 
     @property
     def network_is_assumed(self) -> bool:
-        """Whether the layout uses more nodes than `NODES`, and neither the cluster's `busbw` nor runs of the
-        same source give the speed of their network.
+        """Whether the layout uses more nodes than `NODES`, and neither the cluster's `busbw` nor a
+        measured step gives the speed of their network.
         """
         cluster = self.job.cluster
         many = self.layout.ranks > NODES * cluster.gpus_per_node
@@ -172,15 +162,15 @@ class Estimate:
         """A sentence with the 80 % interval, or with the reason why there is none."""
         seconds, size, sure = self.step_seconds, self.memory_bytes, self.sure
         if sure.low is None or sure.high is None:
+            return f"no interval: no published runs of {sure.of} were at hand"
+        held = f"{human(size / sure.held)} to {human(size * sure.held)}, from published runs of {sure.of}"
+        if self.job.measured:
             return (
-                f"no interval: fewer than {SOURCES} sources at hand have runs of {sure.of}, too few to see"
-                " how much sources differ"
+                "all seconds are scaled by your measured step; of layouts that you did not measure, 8 of 10"
+                f" take {sure.low:.2f} to {sure.high:.2f} times as long as here. 80% interval of the bytes:"
+                f" {held}"
             )
-        own = f", and {sure.measured} of your own" * bool(sure.measured)
-        return (
-            f"80% interval: {sure.low * seconds:.2f} to {sure.high * seconds:.2f} s,"
-            f" {human(size / sure.held)} to {human(size * sure.held)}, from published runs of {sure.of}{own}"
-        )
+        return f"80% interval: {sure.low * seconds:.2f} to {sure.high * seconds:.2f} s, {held}"
 
     def warnings(self) -> list[str]:
         """Sentences on what makes the figures less certain, such as tight memory or an assumed speed."""
@@ -199,9 +189,8 @@ class Estimate:
         if self.network_is_assumed:
             nodes = -(-self.layout.ranks // self.job.cluster.gpus_per_node)
             sentences.append(
-                f"assumed: the network between {nodes:,} nodes keeps its speed"
-                + "; the upper end of the interval assumes half of it" * (self.sure.high is not None)
-                + ". Measure an all-reduce over all of them: `busbw` of a cluster's file"
+                f"assumed: the network between {nodes:,} nodes keeps its speed. Measure an all-reduce over"
+                " all of them: `busbw` of a cluster's file"
             )
         if (waits := self.time.get("waiting for the host", 0.0) / self.step_seconds) > WORTH_SAYING:
             launch = 1e6 * self.job.framework.runs.launch_seconds
