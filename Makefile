@@ -60,7 +60,6 @@ refresh: $(READY)
 # The planner's errors on published runs that you collected in a folder: docs/planner.md's tables, and data/.
 planner-tables: $(READY)
 	$(BIN)/python tests/plan/published.py --published $(PUBLISHED)
-	$(BIN)/python tests/plan/recommended.py --published $(PUBLISHED)
 
 cards cheatsheet worksheets: $(PAGES)
 	$(BIN)/python -m tools.printables $@
