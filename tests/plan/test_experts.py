@@ -314,13 +314,6 @@ def test_recompute_of_modules_frees_what_was_printed():
         flags("torchtitan", job, layout)
 
 
-def test_a_fifth_of_a_hidden_dispatch_is_exposed():
-    shown = lambda *hides: step_terms(
-        Job(MIXTRAL, DGX, 64, 4096, MEGATRON.but(hides=hides)), Layout(dp=8, ep=8, zero=1)
-    )["expert parallel"]
-    assert float(shown("dispatch") / shown()) == pytest.approx(0.2)
-
-
 def test_bytes_that_stream_around_experts():
     """Mixtral, tp 2, ep 2: a rank routes two copies of 2048 tokens, and its four experts get 4096 rows."""
     lines = layer(Job(MIXTRAL, DGX, 8, 4096), Layout(tp=2, ep=2))

@@ -12,7 +12,7 @@ from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate,
 from three_axes.plan.cost import step_terms
 from three_axes.plan.data_parallel import adapter_share, synchronisation
 from three_axes.plan.flags import SOURCES, flags
-from three_axes.plan.job import MATRICES, Lora
+from three_axes.plan.job import Lora
 from three_axes.plan.meeting import close_calls
 from three_axes.plan.memory import stage_states
 from three_axes.plan.operations import head, layer
@@ -353,14 +353,3 @@ def test_the_page_is_complete_in_itself():
     assert close_calls(plan(replace(JOB, lora=Lora(16)), gpus=1)) == ""
     with pytest.raises(ValueError, match="does not fit"):
         page(plan(replace(JOB, model=MODELS["llama-3-405b"]), gpus=8))
-
-
-def test_every_kind_of_matrix_is_adapted_by_name():
-    """Each linear layer of a model has a name in the flags, and each name belongs to a linear layer."""
-    named = set()
-    for model in ("llama-3-8b", "deepseek-v3", "deepseek-v2-lite"):
-        job = Job(MODELS[model], CLUSTERS["dgx-h100"], 8, 2048, MEGATRON, lora=Lora(4))
-        for kind, _ in job.model.kinds:
-            names = [op.name for op in layer(job, Layout(), kind) if op.name.startswith("adapter of")]
-            named |= {re.fullmatch(r"adapter of (.*), (?:up|down)", name)[1] for name in names}
-    assert named == set().union(*MATRICES.values())

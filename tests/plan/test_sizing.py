@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from three_axes.__main__ import main, parser
+from three_axes.paper.axes import AXES
 from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate
 from three_axes.plan.frameworks import find_framework
 
@@ -83,6 +84,13 @@ def test_without_a_model_an_estimate_is_of_a_schedule(output_of):
     asked = "estimate --pp 4 --microbatches 8 --schedule interleaved --json"
     two, three = (json.loads(output_of(asked + more)) for more in ("", " --interleave 3"))
     assert three["bubble"] < two["bubble"] == pytest.approx(3 / 2 / (8 + 3 / 2))
+
+
+def test_every_axis_is_explained():
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    for axis in AXES:
+        assert re.search(rf"^\| {axis.name.upper()}\b", glossary, re.M), axis.name
+        assert f"`--{axis.name}`" in MANUAL, axis.name
 
 
 def options_of(command: str) -> set[str]:
