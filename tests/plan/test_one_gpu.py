@@ -1,4 +1,5 @@
-"""The planner's estimates are checked on nine runs of Hugging Face's models on one H100. Nothing is fitted.
+"""The planner's estimates are checked on nine runs of Hugging Face's models on one H100, of which two ran out
+of memory. Nothing is fitted.
 
 Measured in November 2026 with PyTorch 2.11 and transformers 5.17: FSDP2 without a compiler, float32 master
 weights, bfloat16 computing, fused AdamW, clipping, PyTorch's fused attention.
@@ -82,10 +83,16 @@ def test_no_run_that_ended_is_refused_and_no_run_that_crashed_is_said_to_fit(pai
     assert "b 4 · ZeRO-3" in plan and "7 fit, 1 more are tight" in plan
 
 
-def test_seconds_are_inside_the_interval_except_where_the_host_is_slow(pairs):
-    """Only the smallest run is outside: it waits for the host, whose launches take longer than assumed."""
-    outside = [run for run, ours in pairs if run.seconds and not ours.low <= run.seconds <= ours.high]
-    assert outside == [RUNS[-1]]
+def test_runs_outside_the_interval_are_those_that_wait_for_the_host(pairs):
+    """Of the seven timed runs here the one with the fewest tokens is outside, 43 % too fast: launches take
+    longer than assumed. Of nine timed runs, two of which are not here, it is three: 41, 43 and 43 % too fast.
+    """
+    timed = [(run, ours) for run, ours in pairs if run.seconds]
+    outside = [(run, ours) for run, ours in timed if not ours.low <= run.seconds <= ours.high]
+    assert len(timed) == 7 and [run for run, _ in outside] == [RUNS[-1]]
+    ((run, ours),) = outside
+    assert round(100 * (ours.seconds / run.seconds - 1)) == -43
+    assert run.tokens * run.sequences == min(one.tokens * one.sequences for one, _ in timed)
 
 
 def test_the_manual_has_these_runs(pairs):
