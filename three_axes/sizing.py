@@ -77,6 +77,17 @@ def _batch(args) -> int:
     )
 
 
+def sequence(text: str) -> int:
+    """Tokens of a sequence: '8192', or '8K' in powers of 1024. Raises ValueError for another text."""
+    try:
+        return int(text)
+    except ValueError:
+        tokens = _number(text, 1024)
+    if tokens % 1:
+        raise ValueError(f"{plain(text)!r} is no whole number of tokens")
+    return int(tokens)
+
+
 def _number(text: str, thousand: int = 1000) -> float:
     """'4M' -> 4e6. Raises ValueError for a text that is no such number."""
     powers = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4}
@@ -97,6 +108,7 @@ def _inputs(job: Job) -> dict:
     return {
         "model": job.model.name,
         "parameters": job.model.params,
+        "active_parameters": job.model.active_params,
         "cluster": job.cluster.name,
         "device": job.cluster.device.name,
         "framework": job.framework.name,
@@ -110,6 +122,12 @@ def _inputs(job: Job) -> dict:
         "global_batch": job.global_batch,
         "seq_len": job.seq_len,
     }
+
+
+def _parameters(job: Job) -> str:
+    """A line with the model's parameters, and with experts those that a token uses."""
+    active = f", {job.model.active_params:,} of them active for a token" * bool(job.model.experts)
+    return f"{job.model.name}: {job.model.params:,} parameters{active}"
 
 
 def _fields(layout: Layout) -> dict:
@@ -143,7 +161,14 @@ def run_plan(args) -> tuple[str, dict]:
         result = plan(replace(job, measured=beside.ratio), gpus=args.gpus, **only)
     best, flips = result.estimate(), result.flips()
     of_training: dict[str, Any] = {}
-    out = [repr(result.table()), "", f"best: {best.layout}", best.summary(), best.interval()]
+    out = [
+        _parameters(job),
+        repr(result.table()),
+        "",
+        f"best: {best.layout}",
+        best.summary(),
+        best.interval(),
+    ]
     out += [str(beside)] if beside else []
     out += [f"layouts less than {result.sure.apart:.0%} apart are a tie", *best.warnings()]
     out += filter(None, (result.alone(), best.switches()))
@@ -240,7 +265,9 @@ def run_estimate(args) -> tuple[str, dict]:
     by_stage, bytes_ = _sent(result)
     more = {"memory_by_stage": result.stages, "bubble": result.time["bubble"] / result.step_seconds}
     tables = [repr(result.by_stage())] * (result.layout.pp > 1) + [repr(by_stage)]
-    text = "\n".join([result.text(args.explain, tables), *([str(beside)] if beside else [])])
+    text = "\n".join(
+        [_parameters(job), result.text(args.explain, tables), *([str(beside)] if beside else [])]
+    )
     more |= {"bytes": bytes_, "measured": beside and beside._asdict()}
     return text, {"inputs": _inputs(job), **_estimated(result), **more}
 

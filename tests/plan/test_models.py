@@ -37,15 +37,6 @@ def test_counts_are_those_of_the_published_weights(name, params):
 B = 1e9
 
 
-def active_params(model):
-    """The parameters that one token uses, with the embedding. The authors of Mixtral and Qwen3 count it,
-    those of gpt-oss and DeepSeek do not.
-    """
-    e = model.experts
-    routed = sum(count for kind, count in model.kinds if kind.experts)
-    return model.params - routed * (e.count - e.per_token) * model.expert_params
-
-
 @pytest.mark.parametrize(
     "name, params, active, without_embedding",
     [
@@ -63,9 +54,10 @@ def active_params(model):
     ],
 )
 def test_experts_total_and_active_are_those_printed(name, params, active, without_embedding):
+    """The authors of Mixtral and Qwen3 count the embedding, those of gpt-oss and DeepSeek do not."""
     model = find_model(name)
     assert model.params == params
-    counted = active_params(model) - (0 if active else model.embedding_params)
+    counted = model.active_params - (0 if active else model.embedding_params)
     printed = active or without_embedding
     digits = len(str(printed).partition(".")[2])
     assert abs(counted / B - printed) < 10**-digits  # some are rounded, some cut off
@@ -89,7 +81,7 @@ def test_many_thin_experts_are_one_wide_part_in_flops():
     many = replace(dense, experts=Experts(k, k, dense.ffn // k))
     router = 6 * dense.layers * dense.hidden * k
     assert many.flops_per_token(4096) == dense.flops_per_token(4096) + router
-    assert many.params == active_params(many) == dense.params + router // 6
+    assert many.params == many.active_params == dense.params + router // 6
 
 
 def test_windows_shorten_what_a_token_sees():
@@ -160,10 +152,7 @@ GEMMA_2B = fields("""
         ),
         ({"parameters": 7e9}, "6,738,415,616 parameters as it is read here, and its card says 7,000,000,000"),
         ({"parameters": -1}, "parameters must be a positive number"),
-        (
-            {"model_type": "starcoder2"},
-            "layers of model_type 'starcoder2' are not known here; known are bloom",
-        ),
+        ({"model_type": "starcoder2"}, "unknown model_type 'starcoder2'.*Known are bloom, "),
         ({"tie_word_embeddings": "false"}, "tied must be true or false, not 'false'"),
         ({"gated": "no"}, "gated must be true or false, not 'no'"),
         ({"head_dim": -128}, "head_dim must be a whole number of at least 0, not -128"),
@@ -186,7 +175,7 @@ GEMMA_2B = fields("""
         ),
         (
             {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}, "vision_config": {"a": 1}},
-            "text_config, vision_config are not read. Of a model that also sees, give text_config as a file",
+            "unknown model_type 'gemma3'; the nearest is 'gemma'.*It also sees: give its text_config",
         ),
         ({"sliding_window": "wide"}, "sliding_window must be a whole number"),
         (
@@ -397,6 +386,16 @@ def test_further_keys_of_granite_4_and_phi_4_mini_are_known(read):
     for others in (hybrid, {}, {"layer_types": ["attention"] * 40, "num_local_experts": 8}):
         with pytest.raises(ValueError, match="recurrent layers"):
             read(granite | others)
+
+
+@pytest.mark.parametrize(
+    "kind, nearest", [("deepseek_v32", "deepseek_v3"), ("minimax_m2", ""), ("qwen3_vl_moe", "qwen3_moe")]
+)
+def test_an_unknown_type_is_refused_by_its_name_before_any_key(kind, nearest, read):
+    with pytest.raises(ValueError, match=f"unknown model_type '{kind}'") as refused:
+        read(CONFIGS["deepseek-v3"] | {"model_type": kind, "an_unknown_key": 1})
+    assert "not read" not in str(refused.value) and "sees" not in str(refused.value)
+    assert not nearest or f"the nearest is '{nearest}'" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,7 @@ def test_a_terminal_without_bars_or_with_a_closed_pipe():
         ("--batch 4m --seq 4000", 1000),
         ("--batch 256k --seq 4096", 64),
         ("--batch 64", 64),
+        ("--batch 4M --seq 8K", 512),
         ("", 128),
     ],
 )
@@ -213,6 +214,13 @@ def test_names_from_files_control_neither_terminal_nor_page(output_of, tmp_path)
     assert page.count("&lt;b&gt;�[2J") == 3 and "<b>" not in page
     err = output_of(f"plan {here}/model.json --gpus 8 --cluster {here}/'\x1b[2J.json'", rc=2)
     assert "�[2J.json: No such file" in err and "\x1b" not in err
+
+
+def test_parameters_are_printed_and_with_experts_those_that_a_token_uses(output_of):
+    mixtral = "mixtral-8x7b: 46,702,792,704 parameters, 12,879,925,248 of them active for a token"
+    for command in ("plan mixtral-8x7b --gpus 64", "estimate mixtral-8x7b --dp 64"):
+        assert output_of(command).startswith(mixtral)
+    assert output_of("estimate llama-3-8b").startswith("llama-3-8b: 8,030,261,248 parameters\n")
 
 
 def test_lora_and_switches_are_printed_and_change_the_memory(output_of):

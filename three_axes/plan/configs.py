@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..checks import check_fields, named, positive, read_object, whole
+from ..checks import check_fields, named, positive, read_object, unknown, whole
 from ..foreign import plain
 from .config_keys import (
     ABSENT,
@@ -87,16 +87,9 @@ def from_config(path: Path) -> ModelShape:
     kind = config.get("model_type", "")
     if not isinstance(kind, str):
         raise ValueError(f'{path.name}: model_type is {kind!r}; it is a name, as "llama"')
+    _refuse_kind(path, config, kind)
     _refuse_unread(path, config, kind)
     _refuse_other_layers(path, config, kind)
-    card = config.get("parameters")
-    if kind and kind not in _KINDS and (card is None or not {"gated", "tied"} <= set(config)):
-        raise ValueError(
-            f"{path}: the layers of model_type {kind!r} are not known here; known are"
-            f' {", ".join(sorted(_KINDS))}. If all are a usual decoder\'s, add "gated" (three matrices in the'
-            ' feed-forward, or two) and "tied" (head and embedding one), each true or false, and'
-            ' "parameters", from the model card: the count is held against it'
-        )
     config = _with_defaults(path, config, kind)
     known = dict(_KINDS.get(kind, {}))
     if kind == "glm4_moe":  # here attention_bias means queries, keys and values only
@@ -235,6 +228,25 @@ def check_parameters(model: ModelShape, card: float) -> None:
         )
 
 
+def _refuse_kind(path: Path, config: dict, kind: str) -> None:
+    """Raises ValueError for a model_type with recurrent layers, and for an unknown one, unless the file has
+    `gated`, `tied` and `parameters`.
+    """
+    if kind in _RECURRENT:
+        raise ValueError(
+            f"{path}: {kind} has recurrent layers ({_RECURRENT[kind]}), which are not priced here"
+        )
+    described = config.get("parameters") is not None and {"gated", "tied"} <= set(config)
+    if not kind or kind in _KINDS or described:
+        return
+    sees = " It also sees: give its text_config as a file of its own." * ("text_config" in config)
+    raise ValueError(
+        f"{path}: unknown model_type {unknown(kind, sorted(_KINDS))}.{sees} If all layers are a usual"
+        ' decoder\'s, add "gated" (three matrices in the feed-forward, or two) and "tied" (head and embedding'
+        ' one), each true or false, and "parameters", from the model card: the count is held against it'
+    )
+
+
 def _refuse_unread(path: Path, config: dict, kind: str) -> None:
     """Raises ValueError with the names of keys that are neither read nor known to have no effect."""
     read = {alias for aliases in NAMES.values() for alias in aliases} | {*READ, *READ_OF.get(kind, ())}
@@ -257,20 +269,14 @@ def _refuse_unread(path: Path, config: dict, kind: str) -> None:
         what += f" and {len(unread) - 3} more keys are" * (len(unread) > 3) or " are"
     else:
         what += " is"
-    if kind in _RECURRENT:
-        what = f"{kind} has recurrent layers ({_RECURRENT[kind]}), which are not priced here: {what}"
     raise ValueError(
-        f"{path}: {what} not read. Of a model that also sees, give text_config as a file of its own; take out"
-        ' what changes no layer, and add "parameters", from the model card: the count is held against it'
+        f'{path}: {what} not read. Take out what changes no layer, and add "parameters", from the model card:'
+        " the count is held against it"
     )
 
 
 def _refuse_other_layers(path: Path, config: dict, kind: str) -> None:
     """Raises ValueError for a value that would make other layers than those that the planner counts."""
-    if kind in _RECURRENT:
-        raise ValueError(
-            f"{path}: {kind} has recurrent layers ({_RECURRENT[kind]}), which are not priced here"
-        )
     kinds = config.get("layer_types")
     if kind == "granitemoehybrid":
         if config.get("num_local_experts", 8) or not isinstance(kinds, list) or set(kinds) - set(_ATTENTION):

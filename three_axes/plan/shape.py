@@ -256,6 +256,13 @@ class ModelShape:
         layers = sum(count * shape.layer_params for shape, count in self.kinds)
         return layers + self.embedding_params + self.head_params
 
+    @property
+    def active_params(self) -> int:
+        """The parameters that one token uses: of the routed experts only those that it goes through."""
+        e = self.experts
+        routed = sum(count for kind, count in self.kinds if kind.experts)
+        return self.params - (routed * (e.count - e.per_token) * self.expert_params if e else 0)
+
     def attended(self, seq_len):
         """Twice the tokens to which a token attends, as the mean over layers: seq_len without windows."""
         slides = 2 - self.window / seq_len if not self.chunked else 1
