@@ -27,5 +27,5 @@ __getattr__, __dir__ = door(
     passed=["Done", "beside", "mine", "read_progress"],
     progress=["advice_to", "leave"],
     quiz=["NAMES", "Quiz", "STORIES"],
-    runs=["Run", "alike", "facts_so_far", "hear", "noting_help", "number"],
+    runs=["Run", "alike", "facts_so_far", "first", "hear", "needs_more", "noting_help", "number"],
 )

@@ -21,15 +21,10 @@ row: a name, advice, and proofs, of which one is enough:
 
     a diff             the solution with this diff gives the same results as the attempt. Each block of '-'
                        lines, which are whole lines in the solution's order, becomes the '+' lines after it
-    - error: `PATTERN` an error of a rank, 'IndexError: list…', matches this regular expression
-    - costs: `WHAT`    the values are right, and a rank needed more than the solution: flops, calls, bytes or
-                       numbers (elements) of its collectives
-    - parts: `form`    the answer has another type, shape or dtype than the solution's
-    - parts: `cut`     no gradient of the answer reaches x
+    - error: `PATTERN` an error of a rank, 'IndexError: list…', matches this regular expression. `WrongForm`
+                       matches if the answer has another form (type, shape or dtype) than the solution's
 
-A row without a proof has a function of its name in the exercise's `shows`; a row with errors may have one.
-The function gets two Runs, of the attempt and of the solution. It returns whether the attempt has this
-mistake, or a text on what shows it. Rows are tried in order.
+A row without these is named by the exercise's function `finds`. Rows are tried in order.
 """
 
 from __future__ import annotations
@@ -77,9 +72,8 @@ UNNAMED = {
     "gradients": "another gradient of x",
 }
 CATCH_ALL = "another ", "other "  # how names begin of rows for all mistakes that have no other row
-PROOFS = {"error": "errors", "costs": "costs", "parts": "parts"}
 DIFF = re.compile(r"^```diff\n(.*?)^```$", re.M | re.S)
-PROOF = re.compile(rf"^- ({'|'.join(PROOFS)}): `(.+)`$", re.M)
+PROOF = re.compile(r"^- (\w+): `(.+)`$", re.M)
 HUNK = re.compile(r"((?:^-.*\n)*)((?:^\+.*\n)*)", re.M)
 
 
@@ -91,21 +85,22 @@ class Mistake:
     advice: str = ""
     edits: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    costs: list[str] = field(default_factory=list)
-    parts: list[str] = field(default_factory=list)
 
 
 def mistakes_of(text: str, exercise: str) -> list[Mistake]:
-    """The rows of an exercise in a text, in the format that the module's docstring describes."""
+    """The rows of an exercise in a text, in the format that the module's docstring describes. Raises
+    ValueError for a proof of another kind.
+    """
+    text = text.replace("- parts: `form`", "- error: `WrongForm`")  # as drops 13 and 14 still write it
     rows = []
     for names, part in re.findall(r"^# ([^\n]+)\n(.*?)(?=^# |\Z)", text, re.M | re.S):
         if exercise in names.split(" · "):
             for name, body in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", part, re.M | re.S):
-                advice = PROOF.sub("", DIFF.sub("", body))
-                row = Mistake(name, " ".join(advice.split()), DIFF.findall(body))
-                for kind, proof in PROOF.findall(body):
-                    getattr(row, PROOFS[kind]).append(proof)
-                rows.append(row)
+                proofs = PROOF.findall(body)
+                if unknown := {kind for kind, _ in proofs} - {"error"}:
+                    raise ValueError(f"{name!r} has a proof {unknown}; a proof is a diff or an error")
+                advice = " ".join(PROOF.sub("", DIFF.sub("", body)).split())
+                rows.append(Mistake(name, advice, DIFF.findall(body), [pattern for _, pattern in proofs]))
     return rows
 
 
@@ -156,21 +151,19 @@ class Compared(Exercise):
     """An exercise whose attempts are compared with its solution, and with the solution's edits.
 
     In all functions below, `run` is the attempt's and `truth` the solution's. mistakes: rows, as Markdown;
-    None: those of `mistakes.md` in the solution's folder. shows: name -> a function (run, truth), for rows
-    without a proof. finds(run, truth): one function in place of those, for attempts that ended. It returns
-    the name of a row, (name, a text that shows it), None, or a dict: name -> a bool or such a text, of which
-    the first true one counts. praise: the text for a right answer, or a function (Run) -> Answer.
-    figures(run, truth): (what, reached, target) for the answer. picture(run, truth): a picture for a wrong
-    answer, or None. reads(value): one case's value in the form in which it is compared; it raises for a value
-    without such a form. compares: whether values and gradients must be the solution's; if not, a row decides.
-    proves(values): the part of a rank's values that an edit must reproduce. must_wait: whether it is wrong to
-    leave more operations without a wait than the solution does.
+    None: those of `mistakes.md` in the solution's folder. finds(run, truth): names what no diff can express:
+    (the name of a row, a text that shows it or ''), or None. It is also called after a crash or hang on
+    ranks. praise: the text for a right answer, or a function (Run) -> Answer. figures(run, truth): (what,
+    reached, target) for the answer. picture(run, truth): a picture for a wrong answer, or None. reads(value):
+    one case's value in the form in which it is compared; it raises for a value without such a form. compares:
+    whether values and gradients must be the solution's; if not, a row decides. proves(values): the part of a
+    rank's values that an edit must reproduce. must_wait: whether it is wrong to leave more operations without
+    a wait than the solution does.
     """
 
     praise: str | Callable[[Run], Answer]
     mistakes: str | None = None
-    shows: dict[str, Callable[[Run, Run], bool | str]] = field(default_factory=dict)
-    finds: Callable[[Run, Run], str | tuple[str, str] | dict[str, bool | str] | None] | None = None
+    finds: Callable[[Run, Run], tuple[str, str] | None] = lambda run, truth: None
     figures: Callable[[Run, Run], list[tuple[str, str, str]]] = lambda run, truth: []
     picture: Callable[[Run, Run], Picture | None] = lambda run, truth: None
     reads: Callable | None = None
@@ -183,30 +176,15 @@ class Compared(Exercise):
         beside = Path(inspect.getfile(self.reference)).with_name("mistakes.md")
         text = beside.read_text(encoding="utf-8") if self.mistakes is None else self.mistakes
         self.rows = mistakes_of(text, self.name)
-        if self.finds:
-            bare = [row.name for row in self.rows if not (row.edits + row.errors + row.costs + row.parts)]
-            self.shows = {name: partial(self._found, name) for name in bare} | self.shows
-        for row in self.rows:
-            proofs, shown = row.edits + row.costs + row.parts, row.name in self.shows
-            if set(row.parts) - {"form", "cut"}:
-                raise ValueError(f"{self.name}: {row.name!r} has {row.parts}; there are form and cut")
-            if proofs and shown or not (proofs or shown or row.errors):
-                raise ValueError(f"{self.name}: {row.name!r} needs either proofs or a function in shows")
-        if unknown := set(self.shows) - {row.name for row in self.rows}:
-            raise ValueError(f"{self.name}: shows has {unknown}, and no such rows")
 
-    def _found(self, name: str, run: Run, truth: Run) -> bool | str:
-        """Whether `finds` shows the mistake of this name, or the text that shows it."""
-        if run.error:
-            return False
-        if run.found is None:
-            found = self.finds(run, truth) or ""
-            if isinstance(found, dict):
-                found = next((shown for shown in found.items() if shown[1]), "")
-            run.found = (found, "") if isinstance(found, str) else found
-        if run.found[0] not in ("", *self.shows):
-            raise ValueError(f"{self.name}: {run.found[0]!r} is found, and has no row")
-        return run.found[0] == name and (run.found[1] or True)
+    def _found(self, run: Run, truth: Run) -> tuple[str, str]:
+        """(name of a row, text) that `finds` returns; ('', '') if it returns None."""
+        name, text = self.finds(run, truth) or ("", "")
+        if name and not any(row.name == name and not row.edits for row in self.rows):
+            raise ValueError(
+                f"{self.name}: {name!r} is found, and there is no row of this name without a diff"
+            )
+        return name, text
 
     def advice(self, mistake: str) -> str:
         """The advice of the row of this name, '' if there is none."""
@@ -249,12 +227,13 @@ class Compared(Exercise):
         figures = self.figures(mine, truth)
         if self.must_wait and mine.traffic and mine.traffic.not_waited > truth.traffic.not_waited:
             return wrong("a message nobody waits for", f"{where}{UNWAITED}", *figures)
-        parts = mine.differs_in(truth, self.alike) if self.compares else None
+        parts = mine.off = mine.differs_in(truth, self.alike) if self.compares else None
         if parts is None and "messages" in truth.ranks[0] and (wasted := wasteful(mine, truth)):
             return wrong(wasted[0], f"{where}{wasted[1]}", *figures)
+        found, seen = self._found(mine, truth)
         for row in self.rows:
-            if shown := self._proven(row, mine, truth, does, parts):
-                text = _text_of(row, shown)
+            if row.name == found or self._does_the_same(row, mine, truth, does):
+                text = _text_of(row, seen if row.name == found else "")
                 name, text = self._described(row, mine, truth, parts, text) or (row.name, text)
                 answer = wrong(name, f"{where}{text}", *figures)
                 answer.picture = self.picture(mine, truth)
@@ -284,15 +263,11 @@ class Compared(Exercise):
             return seen[0], f"{first} {seen[1]}"
         return UNNAMED[parts], first
 
-    def _proven(self, row: Mistake, mine: Run, truth: Run, does: Callable, parts: str | None) -> bool | str:
-        """Whether a run that ended shows the mistake of this row, or the text that shows it."""
-        if row.name in self.shows:
-            return self.shows[row.name](mine, truth)
-        if parts in row.parts:
-            return self._where(mine, truth, parts)
-        if parts is None and any(mine.needs_more(truth, what) for what in row.costs):
-            return True
-        facets = ["values", "messages" if parts in ("values", None) else "gradients"]
+    def _does_the_same(self, row: Mistake, mine: Run, truth: Run, does: Callable) -> bool:
+        """Whether the solution with an edit of this row gives an attempt's results, which the solution does
+        not give.
+        """
+        facets = ["values", "messages" if mine.off in ("values", None) else "gradients"]
         if not row.edits or mine.equals(truth, facets, self.alike, self.proves):
             return False
         others = (other for edit in row.edits if not (other := does(edit)).error)
@@ -306,7 +281,10 @@ class Compared(Exercise):
     def _where(self, mine: Run, truth: Run, parts: str) -> str:
         """A sentence on the first place where two runs differ, without the right value."""
         if parts == "cut":
-            return "The output is right, but autograd cannot get from it back to x."
+            return (
+                "The output is right, but autograd cannot get from it back to x. It follows neither a"
+                " detach() nor a tensor that a bare collective has filled."
+            )
         rank, case, got, wanted = next(
             (rank, i, a, b)
             for rank, facts in enumerate(mine.ranks)
@@ -323,7 +301,8 @@ class Compared(Exercise):
 
     def _form(self, mine: Run, truth: Run) -> Answer | None:
         """What is wrong with the form of an answer. Each value is converted to the form that is compared."""
-        row = next((row for row in self.rows if "form" in row.parts), Mistake("another form"))
+        of_form = lambda row: any(re.search(pattern, WrongForm.__name__) for pattern in row.errors)
+        row = next(filter(of_form, self.rows), Mistake("another form"))
         empty = [r for r, facts in enumerate(mine.ranks) if any(one is None for one in facts["values"])]
         for rank, (facts, wanted) in enumerate(zip(mine.ranks, truth.ranks)):
             for i, (got, right_) in enumerate(zip(facts["values"], wanted["values"])):
@@ -347,11 +326,12 @@ class Compared(Exercise):
         where = f"On {mine.n} ranks: " if mine.n > 1 else ""
         if answer := stopped(mine.error):
             return answer
+        # An attempt that crashed on one rank alone has recorded nothing.
+        found, seen = self._found(mine, truth) if mine.attempt else ("", "")
         for row in self.rows:
-            shown = any(re.search(pattern, error) for pattern in row.errors for error in mine.errors)
-            shown = shown or (row.name in self.shows and self.shows[row.name](mine, truth))
-            if shown:
-                text = f"{where}{_text_of(row, shown)}\n\n{mine.error.report}"
+            raised = any(re.search(pattern, error) for pattern in row.errors for error in mine.errors)
+            if raised or row.name == found:
+                text = f"{where}{_text_of(row, '' if raised else seen)}\n\n{mine.error.report}"
                 return Answer("crashed", text, row.name)
         answer = _all_do_the_same(mine) or crashed(mine.error)
         written = any(n in numbers_in(mine.attempt) for n in passed if n > 2)  # 2 is in many right attempts
@@ -415,7 +395,8 @@ class OnRanks(Compared):
     in order.
 
     inputs, sees, gradient: see `Observer`. watch(attempt, facts): replaces `Observer`. messages: whether the
-    work must be done by sends and receives only. world: arguments of the World, except its size.
+    work must be done by sends and receives only. flops: whether to count floating-point operations. world:
+    arguments of the World, except its size.
     """
 
     tries: tuple[tuple, ...] = ((4,), (2,))
@@ -424,6 +405,7 @@ class OnRanks(Compared):
     gradient: Callable | None = None
     messages: bool = False
     watch: Callable | None = None
+    flops: bool = False
     world: dict = field(default_factory=dict)
     _known: dict[tuple, Run] = field(default_factory=dict, init=False, repr=False)
 
@@ -452,7 +434,7 @@ class OnRanks(Compared):
 
     def _observe(self, world: World, tried: tuple, attempt: Callable) -> Run:
         """What an attempt does in a world. Raises NotCounted if the solution itself does not end."""
-        watch = self._watch(tried, flops=any("flops" in row.costs for row in self.rows))
+        watch = self._watch(tried, self.flops)
         truth = self._known.get((tried, ""))
         try:
             limit = truth and truth.seconds
@@ -491,9 +473,9 @@ def _with_progress(tries: Sequence[tuple]) -> Iterator[tuple]:
             yield tried
 
 
-def _text_of(row: Mistake, shown: bool | str) -> str:
-    """What shows a mistake, if that is a text, and the row's advice."""
-    return f"{shown} {row.advice}" if isinstance(shown, str) else row.advice
+def _text_of(row: Mistake, seen: str) -> str:
+    """What shows a mistake, '' if nothing does, and the row's advice."""
+    return f"{seen} {row.advice}" if seen else row.advice
 
 
 def _cut_off(value, most: int) -> str:

@@ -37,7 +37,7 @@ class Run:
     traffic: Traffic | None = None
     error: RankError | None = None
     attempt: Callable | None = None  # set if ranks ran it
-    found: tuple[str, str] | None = None  # (mistake, text) from the exercise's `finds`, ("", "") if none fits
+    off: str | None = None  # what `differs_in` says of this run, for `finds`
 
     @property
     def n(self) -> int:
@@ -129,6 +129,27 @@ class Run:
         if what == "calls":
             return max(sum(row.calls for row in rows) for rows in self.traffic.ranks)
         return max(facts[what] for facts in self.ranks)
+
+
+def first(faults: dict[str, bool | str]) -> tuple[str, str] | None:
+    """(name, text or '') of the first fault that holds; None if none does. faults: name -> whether a run has
+    it, or a text that shows it.
+    """
+    name, held = next((fault for fault in faults.items() if fault[1]), ("", False))
+    return (name, held if isinstance(held, str) else "") if held else None
+
+
+def needs_more(**names: str) -> Callable[[Run, Run], tuple[str, str] | None]:
+    """A function for `finds`: names a right attempt of which a rank needed more than with the solution.
+    names: what is compared, as for `Run.most` -> the name of the mistake.
+    """
+
+    def found(run: Run, truth: Run) -> tuple[str, str] | None:
+        if run.error or run.off:
+            return None
+        return first({name: run.needs_more(truth, what) for what, name in names.items()})
+
+    return found
 
 
 def alike(a, b, tolerance: float | None = None) -> bool:

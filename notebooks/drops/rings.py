@@ -23,18 +23,31 @@ def marked(rank: int, n: int, like: torch.Tensor) -> list[torch.Tensor]:
     return [BASE * BASE ** torch.full_like(like, rank), BASE * BASE ** torch.cat(chunk)]
 
 
-def unchanged(run: Run, _) -> bool:
-    """Whether every rank's numbers are still its own."""
-    return not run.error and all(
-        bool((rank["values"][0] == BASE * BASE**r).all()) for r, rank in enumerate(run.ranks)
-    )
+def faults(run: Run, truth: Run) -> dict[str, bool | str]:
+    """Mistake -> whether the run has it, or a text that shows it. An earlier mistake explains later ones."""
+    if run.error:
+        return {}
+    where, times = where_it_parts(run), _times(run, 0)
+    return {
+        "the mean where the sum was meant": _mean(run),
+        "x was not changed": all(
+            bool((rank["values"][0] == BASE * BASE**r).all()) for r, rank in enumerate(run.ranks)
+        ),
+        "half of the way": _half_of_the_way(run, truth),
+        "a part added more than once": any(max(one) > 1 for one in times) and where,
+        "chunks of different numbers added": (
+            any(len(one) - one.count(0) > 1 for one in _times(run, 1)) and where
+        ),
+        "parts that never came": bool(times) and all(max(one) == 1 for one in times) and where,
+        "another value than the sum": where,
+    }
 
 
-def half_of_the_way(run: Run, truth: Run) -> bool:
+def _half_of_the_way(run: Run, truth: Run) -> bool:
     """Whether the ring ended after its reduce-scatter: half of the bytes are sent, and each rank holds one
     finished chunk, no two the same.
     """
-    if run.error or max(run.traffic.counted) > 0.6 * max(truth.traffic.counted):
+    if max(run.traffic.counted) > 0.6 * max(truth.traffic.counted):
         return False
     whole = sum(BASE**r for r in range(run.n))
     finished = [
@@ -44,48 +57,27 @@ def half_of_the_way(run: Run, truth: Run) -> bool:
     return sorted(finished) == [[c] for c in range(run.n)]
 
 
-def mean(run: Run, _) -> bool:
+def _mean(run: Run) -> bool:
     """Whether every number is the mean over the ranks, in place of the sum."""
-    if run.error:
-        return False
     whole = sum(BASE**r for r in range(run.n))
     chunks = (c for r, rank in enumerate(run.ranks) for _, c in _chunks(rank["values"][0], run.n))
     return all(_number(chunk) * run.n == whole for chunk in chunks)
-
-
-def repeated(run: Run, _) -> str:
-    """The text of `where_it_parts` if a rank's numbers were added to some chunk more than once, else ''."""
-    return where_it_parts(run) if any(max(times) > 1 for times in _times(run, 0)) else ""
-
-
-def lacking(run: Run, _) -> str:
-    """The text of `where_it_parts` if each chunk holds some ranks, none twice; else ''."""
-    times = _times(run, 0)
-    return where_it_parts(run) if times and all(max(one) == 1 for one in times) else ""
-
-
-def mixed(run: Run, _) -> str:
-    """The text of `where_it_parts` if numbers of different chunks were added to each other, else ''."""
-    several = any(len(times) - times.count(0) > 1 for times in _times(run, 1))
-    return where_it_parts(run) if several else ""
 
 
 def _times(run: Run, mark: int) -> list[list[int]]:
     """For each chunk of each rank: how often each rank (mark 0) or each chunk (mark 1) was added to it. [] if
     the chunks are no such sums.
     """
-    n, ranks = run.n, () if run.error else enumerate(run.ranks)
-    chunks = [_number(c) for r, rank in ranks for _, c in _chunks(rank["values"][mark], n)]
+    n = run.n
+    chunks = [_number(c) for rank in run.ranks for _, c in _chunks(rank["values"][mark], n)]
     if not all(0 <= x < BASE**n and x == int(x) for x in chunks):
         return []
     times = [[int(x) // BASE**i % BASE for i in range(n)] for x in chunks]
     return times if all(sum(one) <= 2 * n for one in times) else []  # with more: not counted
 
 
-def where_it_parts(run: Run, _=None) -> str:
+def where_it_parts(run: Run) -> str:
     """A text on the first chunk, in either tensor of `marked`, that is not the sum; '' if there is none."""
-    if run.error:
-        return ""
     n = run.n
     whole = [[sum(BASE**i for i in range(n))] * n, [n * BASE**c for c in range(n)]]
     chunks = {

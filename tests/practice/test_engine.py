@@ -12,7 +12,7 @@ from drops.b5.cells import changed
 from helpers import toy
 from helpers.practice.engine import UNNAMED, Asked, OnRanks, edited, mistakes_of, wasteful
 from helpers.practice.exercise import Answer
-from helpers.practice.runs import Run, alike, number
+from helpers.practice.runs import Run, alike, first, needs_more, number
 
 pytestmark = pytest.mark.usefixtures("judges_share_worlds")
 
@@ -49,15 +49,9 @@ def test_an_edit_in_one_line_may_change_several_places():
             changed("x", unknown, "it")
 
 
-def test_rows_without_a_proof_need_a_function_and_functions_a_row():
-    for mistakes, shows in (
-        ("## alone\n\nAdvice.\n", {}),
-        ("## a\n\nB.\n\n- parts: `form`\n", {"b": bool}),
-        ("## a\n\nB.\n\n- parts: `values`\n", {}),
-        ("## a\n\n- parts: `form`\n", {"a": bool}),
-    ):
-        with pytest.raises(ValueError, match="needs either proofs|no such rows|form and cut"):
-            Asked("e", double, hints=[], minutes=1, mistakes=f"# e\n\n{mistakes}", shows=shows, praise="")
+def test_a_proof_is_a_diff_or_an_error():
+    with pytest.raises(ValueError, match="'a' has a proof .'costs'.; a proof is a diff or an error"):
+        mistakes_of("# e\n\n## a\n\nB.\n\n- costs: `bytes`\n", "e")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +114,7 @@ def markdown(title: str, *rows: tuple[str, str, str]) -> str:
     return "\n\n".join(made) + "\n"
 
 
-FORM = "- parts: `form`"
+FORM = "- error: `WrongForm`"
 area = Asked(
     "area",
     lambda a, b: a * b,
@@ -130,9 +124,7 @@ area = Asked(
     reads=number,
     praise="Right.",
     figures=lambda run, truth: [("area", f"{run.values[0]:g}", f"{truth.values[0]:g}")],
-    shows={
-        "too large": lambda run, truth: not run.error and run.values[0] > 99 and f"You say {run.values[0]:g}."
-    },
+    finds=lambda run, truth: first({"too large": run.values[0] > 99 and f"You say {run.values[0]:g}."}),
     mistakes=markdown(
         "area",
         ("too large", "Look again.", ""),
@@ -195,10 +187,10 @@ summed = on_two(
         ("thrice", "Twice was asked.", "y = 2 * toy.copy_to_tp(x) => y = 3 * toy.copy_to_tp(x)"),
         ("not summed", "Sum it.", "y = 2 * toy.copy_to_tp(x) => y = 2 * x"),
         ("no tensor", "A tensor is wanted.", FORM),
-        ("cut off", "Autograd must come back.", "- parts: `cut`"),
-        ("too many calls", "One is enough.", "- costs: `calls`"),
-        ("too many bytes", "Fewer will do.", "- costs: `bytes`"),
+        ("too many calls", "One is enough.", ""),
+        ("too many bytes", "Fewer will do.", ""),
     ),
+    finds=needs_more(calls="too many calls", bytes="too many bytes"),
 )
 
 
@@ -233,7 +225,7 @@ def not_waited(x):
         (lambda x: 3 * toy.copy_to_tp(x) - x.detach(), "right but for a factor", "the output is right, the"),
         (lambda x: 3 * x, "thrice", "On 2 ranks: Twice was asked."),
         (lambda x: x + x, "not summed", "On 2 ranks: Sum it."),
-        (lambda x: (2 * x).detach(), "cut off", "autograd cannot get from it back"),
+        (lambda x: (2 * x).detach(), UNNAMED["cut"], "autograd cannot get from it back"),
         (lambda x: 5 * met(x), "right but for a factor", "Every number is 2.5 times what it should be."),
         (lambda x: 4 * met(x), "n times too large", "2 times what it should be, once for each rank"),
         (lambda x: 1 * met(x), "n times too small", "1/2 of what it should be"),
@@ -297,8 +289,10 @@ product = on_two(
     "a product",
     multiplied,
     inputs=lambda rank, n: [(torch.full((8, 8), 1.0 + rank),), (torch.eye(8),)],
+    flops=True,
     figures=lambda run, truth: [("work", f"{run.most('flops'):g}", f"{truth.most('flops'):g}")],
-    mistakes=markdown("a product", ("too much work", "One product is enough.", "- costs: `flops`")),
+    finds=needs_more(flops="too much work"),
+    mistakes=markdown("a product", ("too much work", "One product is enough.", "")),
 )
 
 
@@ -311,11 +305,10 @@ def test_work_is_counted_forward_and_size_of_what_is_given():
     assert (facts["size"], facts["flops"], facts["case"], len(facts["values"])) == (512, 2048, 1, 2)
 
 
-@pytest.mark.parametrize("needs, name", [(101, False), (102, True)])
-def test_a_hundredth_more_is_allowed(needs, name):
-    run = lambda most: Run((1,), [{"values": [], "messages": [], "flops": most}])
-    row = next(row for row in product.rows if row.costs)
-    assert product._proven(row, run(needs), run(100), None, None) is name
+@pytest.mark.parametrize("needs, found", [(101, None), (102, ("too much work", ""))])
+def test_a_hundredth_more_is_allowed(needs, found):
+    run = lambda most: Run((1,), [{"flops": most}])
+    assert product.finds(run(needs), run(100)) == found
 
 
 # -- one function that finds what no edit does -----------------------------------------------------
@@ -323,7 +316,7 @@ def test_a_hundredth_more_is_allowed(needs, name):
 
 def found(run, truth):
     side = run.values[0]
-    return {1: "one", 2: ("two", "You say 2."), 3: "three"}.get(side)
+    return {1: ("one", ""), 2: ("two", "You say 2."), 3: ("three", "")}.get(side)
 
 
 side = Asked(
@@ -348,7 +341,7 @@ def test_the_function_finds_names_a_row_and_gives_a_reason():
     assert side.check(lambda: 1).text == "Not one." and side.check(lambda: 1).misconception == "one"
     assert side.check(lambda: 2).text == "You say 2. Not two."
     assert side.check(lambda: 1 / 0).misconception == "an error"
-    with pytest.raises(ValueError, match="'three' is found, and has no row"):
+    with pytest.raises(ValueError, match="'three' is found, and there is no row of this name"):
         side.check(lambda: 3)
 
 
@@ -413,7 +406,6 @@ Two.
 -    c
 ```
 
-- costs: `calls`
 - error: `an? error`
 
 # one · two
@@ -422,15 +414,14 @@ Two.
 
 Or that.
 
-- parts: `form`
+- error: `WrongForm`
 """
 
 
 def test_rows_of_mistakes_are_read_from_markdown():
     row, other = mistakes_of(MISTAKES, "one")
     assert (row.name, row.advice, row.edits) == ("a row", "One. Two.", ["-    a\n+    b\n", "-    c\n"])
-    assert (row.costs, row.errors, row.parts) == (["calls"], ["an? error"], [])
-    assert (other.advice, other.parts) == ("Or that.", ["form"])
+    assert row.errors == ["an? error"] and (other.advice, other.errors) == ("Or that.", ["WrongForm"])
     assert mistakes_of(MISTAKES, "two") == [other] and mistakes_of(MISTAKES, "three") == []
 
 

@@ -13,7 +13,7 @@ from torch.nn.utils import parameters_to_vector
 
 from drops.b1.steps import LAYERS, ONE_NODE, mine, model, order_timeline
 from helpers import toy
-from helpers.practice import Answer, Asked, OnRanks, Run, alike, facts_so_far, right
+from helpers.practice import Answer, Asked, OnRanks, Run, alike, facts_so_far, first, right
 from helpers.ranks import World, current
 
 # -- practice: gather, compute, free --------------------------------------------------------------
@@ -90,12 +90,14 @@ def _pair(answer) -> tuple[torch.Tensor, torch.Tensor]:
     return dx.detach(), gradient.detach().flatten()
 
 
-def _found_in_layer(run: Run, truth: Run) -> dict[str, bool]:
-    """Mistake -> whether the run has it. The first that it has counts, because it explains the later ones."""
+def _found_in_layer(run: Run, truth: Run) -> tuple[str, str] | None:
+    """The first mistake that the run has, because it explains the later ones."""
+    if run.error:
+        return None
     every = lambda test: all(test(facts) for facts in run.ranks)
     pairs = [(a["values"][0], b["values"][0]) for a, b in zip(run.ranks, truth.ranks)]
     gradient = all(alike(a[1], b[1]) for a, b in pairs)
-    return {
+    faults = {
         "a part left out": not every(lambda f: len(f["called"]) == 3),
         "nothing is gathered": every(lambda f: "all_gather" not in f["forward"]),
         "dx and the gradient exchanged": all(alike(a[1], b[0].flatten()) for a, b in pairs),
@@ -108,6 +110,7 @@ def _found_in_layer(run: Run, truth: Run) -> dict[str, bool]:
         ),
         "the whole gradient kept": every(lambda f: f["values"][0][1].numel() == H * H),
     }
+    return first(faults)
 
 
 _reductions = lambda facts: sum(facts["forward"].count(op) for op in ("reduce_scatter", "all_reduce"))
@@ -210,11 +213,11 @@ def _faults(order: list[tuple[str, int]], n: int) -> dict[str, bool | str]:
     }
 
 
-def _found_in_order(run: Run, _) -> tuple[str, bool | str] | None:
+def _found_in_order(run: Run, _) -> tuple[str, str] | None:
     """The first mistake that the orders for all numbers of layers share, otherwise the first of any."""
     faults = [{name: x for name, x in _faults(o, n).items() if x} for o, n in zip(run.values, SIZES)]
     if of_all := [name for name in faults[0] if all(name in others for others in faults)]:
-        return of_all[0], faults[0][of_all[0]]
+        return first({of_all[0]: faults[0][of_all[0]]})
     return next(((name, f"With {n} layers:") for n, found in zip(SIZES, faults) for name in found), None)
 
 
@@ -284,9 +287,11 @@ def _watch_mesh(attempt, facts: dict) -> None:
     current.count_from_here()  # the last collectives were the check's own
 
 
-def _found_in_mesh(run: Run, truth: Run) -> dict[str, bool]:
+def _found_in_mesh(run: Run, truth: Run) -> tuple[str, str] | None:
+    if run.error:
+        return None
     every = lambda test: all(test(facts) for facts in run.ranks)
-    return {
+    faults = {
         "nothing is cut": every(lambda f: not f["times"]),
         "sharding over the wrong mesh axis": every(lambda f: f["gathers"] in ((0, 2), (1, 3))),
         "cut over all four ranks": every(lambda f: len(f["gathers"]) == 4),
@@ -295,8 +300,9 @@ def _found_in_mesh(run: Run, truth: Run) -> dict[str, bool]:
         "replicas that never meet": every(lambda f: len(f["gathers"]) == 2 and not f["sums"]),
         "parts left out": every(lambda f: not f["cut"]),
         "several parts in one unit": every(lambda f: f["times"] < 2 * (LAYERS - 2) + 1),
-        "other gradients than the twin's": run.differs_in(truth, alike) is not None,
+        "other gradients than the twin's": run.off is not None,
     }
+    return first(faults)
 
 
 mesh = OnRanks(

@@ -13,7 +13,7 @@ from torch.nn.utils import parameters_to_vector
 
 from drops.b2.attention import inputs
 from helpers import toy
-from helpers.practice import Answer, Asked, OnRanks, Run, WrongForm, alike, right
+from helpers.practice import Answer, Asked, OnRanks, Run, WrongForm, alike, first, right
 from helpers.ranks import World
 from helpers.toy import context
 
@@ -67,19 +67,21 @@ CLOSE = 1e-5  # float32 is right too
 _y = lambda values: values[0][0]  # of the case with small scores
 
 
-def _found_in_parts(run: Run, truth: Run) -> dict[str, bool]:
+def _found_in_parts(run: Run, truth: Run) -> tuple[str, str] | None:
     off = lambda of: not alike(of(run.values), of(truth.values), CLOSE)
     small, large, unseen = (off(itemgetter(i)) for i in range(3))
     sums = run.values[1][1]
     lost = sums == -math.inf  # log 0 where both exp were 0
     some = bool(lost.any() and not lost.all() and sums[~lost].isfinite().all())
-    return {
-        "one maximum for all tokens": not small and some,
-        "another y": off(_y),
-        "sums that are not merged": small,
-        "the larger lse not taken out first": large,
-        "a part that a token may not see": unseen,
-    }
+    return first(
+        {
+            "one maximum for all tokens": not small and some,
+            "another y": off(_y),
+            "sums that are not merged": small,
+            "the larger lse not taken out first": large,
+            "a part that a token may not see": unseen,
+        }
+    )
 
 
 parts = Asked(
@@ -274,23 +276,25 @@ def _mean(run: Run) -> float:
     return sum(_losses(run)) / run.n if numbers else math.nan
 
 
-def _found_in_step(run: Run, truth: Run) -> tuple[str, bool | str] | None:
+def _found_in_step(run: Run, truth: Run) -> tuple[str, str] | None:
+    if run.error:
+        return None
     if odd := [loss for loss in _losses(run) if not isinstance(loss, float)]:
         return "no loss", f"a rank returned {odd[0]!r:.100}."
-    if run.differs_in(truth, alike):
+    if run.off:
         ours, twin = (one.ranks[0]["values"][0] for one in (run, truth))
         times = float(ours @ twin / (twin @ twin))
         if times and all(alike(facts["values"], [times * twin]) for facts in run.ranks):
             name = "summed where the mean was meant" if times > 1 else "scaled once too often"
             return name, f"your gradients are {times:.3g} times the twin's."
-        return "other gradients than the twin's", True
+        return "other gradients than the twin's", ""
     if abs(_mean(run) - _mean(truth)) > 1e-7:
         times = run.ranks[0]["loss"] / truth.ranks[0]["loss"]
         if alike(_losses(run), [times * loss for loss in _losses(truth)]):
             return "a loss with a factor", f"each rank's loss is {times:.3g} times what it should be."
-        return "another loss than the twin's", True
+        return "another loss than the twin's", ""
     same = alike(_losses(run), _losses(truth))
-    return None if same else ("the loss of other ranks too", True)
+    return None if same else ("the loss of other ranks too", "")
 
 
 step = OnRanks(

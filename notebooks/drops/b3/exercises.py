@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from drops.d08 import met
 from helpers import toy
-from helpers.practice import Answer, Asked, OnRanks, Run, facts_so_far, number, right
+from helpers.practice import Answer, Asked, OnRanks, Run, facts_so_far, first, number, right
 from helpers.toy import experts
 
 from .cells import tokens
@@ -74,18 +74,32 @@ def _unfit(run: Run, at_once: bool) -> bool:
     return bool(raised or stopped) and any(at["number"] == 1 for at in rows) == at_once
 
 
-def _too_few_counts(run: Run, _) -> bool:
+def _too_few_counts(run: Run) -> bool:
     """Whether a rank failed in an all-to-all of fewer counts than there are ranks."""
     last = [s.box for s in run.error.seen if s.box] if run.error else []
     return any(at["op"] == "all_to_all" and at["shape"][1:] == [] and at["shape"][0] < run.n for at in last)
 
 
-def _left_early(run: Run, *_) -> bool:
+def _left_early(run: Run) -> bool:
     """Whether the run hung although a rank had finished."""
     return (
         bool(run.error)
         and run.error.kind in ("deadlock", "timeout")
         and any(s.finished for s in run.error.seen)
+    )
+
+
+def _found_in_layer(run: Run, _) -> tuple[str, str] | None:
+    travels = any("all_to_all" in facts.get("forward", ()) for facts in run.ranks)
+    return first(
+        {
+            "split sizes not exchanged": _unfit(run, at_once=True),
+            "splits that do not fit": _unfit(run, at_once=False) and not _left_early(run),
+            "a rank that leaves before the answers go back": _left_early(run),
+            "counts that leave out an expert": _too_few_counts(run),
+            "no expert was asked": not run.error and not any(_computed(run)),
+            "tokens that do not travel": not run.error and not travels,
+        }
     )
 
 
@@ -112,16 +126,7 @@ layer = OnRanks(
             *(", ".join(map(str, _computed(one))) for one in (run, truth)),
         )
     ],
-    shows={
-        "split sizes not exchanged": lambda run, _: _unfit(run, at_once=True),
-        "splits that do not fit": lambda run, _: _unfit(run, at_once=False) and not _left_early(run),
-        "a rank that leaves before the answers go back": _left_early,
-        "counts that leave out an expert": _too_few_counts,
-        "tokens that do not travel": lambda run, _: (
-            not run.error and not any("all_to_all" in facts["forward"] for facts in run.ranks)
-        ),
-        "no expert was asked": lambda run, _: not run.error and not any(_computed(run)),
-    },
+    finds=_found_in_layer,
 )
 
 
@@ -164,13 +169,14 @@ def _praised(run: Run) -> Answer:
     )
 
 
-def _impossible(run: Run, _) -> bool:
-    """Whether a group has ranks that do not exist, lacks the rank itself, or has another size."""
-    return not run.error and any(
+def _impossible(run: Run, _) -> tuple[str, str] | None:
+    """The mistake if a group has ranks that do not exist, lacks the rank itself, or has another size."""
+    cannot_be = any(
         not {*mine[axis]} <= {*range(ranks)} or rank not in mine[axis] or len(mine[axis]) != size
         for (rank, ranks, tp, ep), mine in zip(ASKED, run.values)
         for axis, size in zip(MESHES, (tp, ranks // tp, ep, ranks // ep))
     )
+    return ("a group that cannot be", "") if cannot_be else None
 
 
 fold = Asked(
@@ -188,7 +194,7 @@ fold = Asked(
     reads=lambda groups: {axis: sorted(int(rank) for rank in groups[axis]) for axis in MESHES},
     praise=_praised,
     figures=_parts,
-    shows={"a group that cannot be": _impossible},
+    finds=_impossible,
 )
 
 

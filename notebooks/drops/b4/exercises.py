@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 
 from drops.b4.runs import RANKS, RUNS, SHOWN, SLOW, Stopped, odd_one, seed_of, source, stop
 from drops.b4.runs import verdict as verdict
-from helpers.practice import Answer, Asked, Exercise, OnRanks, Run, facts_so_far, noting_help, right, wrong
+from helpers.practice import (
+    Answer,
+    Asked,
+    Exercise,
+    OnRanks,
+    Run,
+    facts_so_far,
+    first,
+    noting_help,
+    right,
+    wrong,
+)
 
 from . import cells
 from .cells import deal
@@ -363,24 +372,7 @@ def _left_out(run: Run, truth: Run) -> bool:
     """Whether a rank did not do the steps that all ranks can do together, each with its next batch. It is
     right too if each rank does all its batches, and ranks without one still take part, as with DDP's join().
     """
-    if run.error:
-        return False
     return _done(run) != _done(truth) and _done(run) != [list(range(number)) for number in run.tried[1:]]
-
-
-def _if_hung(proof: Callable[[Run, list[dict]], bool]) -> Callable[[Run, Run], str]:
-    """A function for `shows`: a text on the batches with which the ranks hang, if proof(run, the collectives
-    that they are in) is true; else "".
-    """
-
-    def shown(run: Run, _) -> str:
-        if not (run.error and run.error.kind in ("timeout", "deadlock")):
-            return ""
-        inside = [s.where["in"] for s in run.error.seen if s.where and s.where["in"]]
-        numbers = ", ".join(map(str, run.tried[1:]))
-        return f"with {numbers} batches they stand still." if proof(run, inside) else ""
-
-    return shown
 
 
 def _says_timeout(function) -> bool:
@@ -389,7 +381,38 @@ def _says_timeout(function) -> bool:
     return bool(code) and "timeout" in str((code.co_names, code.co_consts))
 
 
-_two_collectives = _if_hung(lambda run, inside: len({(at["op"], str(at["shape"])) for at in inside}) > 1)
+def _found(run: Run, truth: Run) -> tuple[str, str] | None:
+    if run.error:
+        return _found_in_hang(run) if run.error.kind in ("timeout", "deadlock") else _do_not_match(run)
+    return first(
+        {
+            "a batch trained on twice": any(len({*mine}) < len(mine) for mine in _done(run)),
+            "batches left out": _left_out(run, truth),
+            "all batches read before the first step": any(facts["ahead"] > 2 for facts in run.ranks),
+        }
+    )
+
+
+def _do_not_match(run: Run) -> tuple[str, str] | None:
+    return first({"two collectives that meet": "tensors that do not match" in str(run.error)})
+
+
+def _found_in_hang(run: Run) -> tuple[str, str]:
+    """The mistake, and a text on the batches with which the ranks hang."""
+    inside = [s.where["in"] for s in run.error.seen if s.where and s.where["in"]]
+    several = len({(at["op"], str(at["shape"])) for at in inside}) > 1
+    name, _ = first(
+        {
+            "raising the timeout": _says_timeout(run.attempt),
+            "a barrier more": any(at["op"] == "barrier" for at in inside),
+            "a rank that stops alone": any(s.finished for s in run.error.seen),
+            "two collectives that meet": several or bool(_do_not_match(run)),
+            "a loop without an end": all(s.box and s.box["number"] > MANY for s in run.error.seen),
+            "another end": True,
+        }
+    )
+    return name, f"with {', '.join(map(str, run.tried[1:]))} batches they stand still."
+
 
 mended = OnRanks(
     "a loop that all leave together",
@@ -412,23 +435,5 @@ mended = OnRanks(
             str(min(run.tried[1:])),
         )
     ],
-    shows={
-        "a batch trained on twice": lambda run, _: (
-            not run.error and any(len({*mine}) < len(mine) for mine in _done(run))
-        ),
-        "batches left out": _left_out,
-        "all batches read before the first step": lambda run, _: (
-            not run.error and any(facts["ahead"] > 2 for facts in run.ranks)
-        ),
-        "raising the timeout": _if_hung(lambda run, inside: _says_timeout(run.attempt)),
-        "a barrier more": _if_hung(lambda run, inside: any(at["op"] == "barrier" for at in inside)),
-        "a rank that stops alone": _if_hung(lambda run, inside: any(s.finished for s in run.error.seen)),
-        "two collectives that meet": lambda run, truth: (
-            "tensors that do not match" in str(run.error) or _two_collectives(run, truth)
-        ),
-        "a loop without an end": _if_hung(
-            lambda run, inside: all(s.box and s.box["number"] > MANY for s in run.error.seen)
-        ),
-        "another end": _if_hung(lambda run, inside: True),
-    },
+    finds=_found,
 )

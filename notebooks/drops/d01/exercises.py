@@ -64,16 +64,16 @@ def _cases() -> list[tuple]:
     return [*wire, *thousandfold, *book, *headers]
 
 
-def _found(mine: Run, truth: Run) -> str | tuple[str, str] | None:
+def _found(mine: Run, truth: Run) -> tuple[str, str] | None:
     """The mistake in the first run that gets a wrong name, and a text that shows it."""
     wire, thousandfold, book, headers = (mine.values[i * RUNS : (i + 1) * RUNS] for i in range(4))
     if wire != thousandfold:
-        return "judged by the amount"
+        return "judged by the amount", ""
     off = [i for i, answer in enumerate(wire) if answer != truth.values[i]]
     if not off:
-        return "a few bytes are no difference" if headers != wire else None
+        return ("a few bytes are no difference", "") if headers != wire else None
     if book == truth.values[2 * RUNS : 3 * RUNS]:
-        return "the wire is never exactly double"
+        return "the wire is never exactly double", ""
     was, answer = truth.values[off[0]], wire[off[0]]
     small, large = (", ".join(f"{x / 1e3:,.0f}" for x in sent) for sent in _cases()[off[0]])
     name = {

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from helpers import toy
-from helpers.practice import OnRanks
+from helpers.practice import OnRanks, needs_more
 
 # -- practice: split the MLP ----------------------------------------------------------------------
 
@@ -54,6 +54,12 @@ mlp = OnRanks(
     tries=((2,), (4,)),
     inputs=_to_split,
     gradient=lambda arguments: _random((TOKENS, HIDDEN), (TOKENS, HIDDEN))[1],
+    flops=True,
+    finds=needs_more(
+        flops="every rank did more than its share",
+        calls="more messages than needed",
+        bytes="more bytes than needed",
+    ),
     praise="The output and the gradient of x are the twin's, with one all-reduce forward and one backward.",
     figures=lambda run, truth: [
         (
@@ -120,4 +126,5 @@ cross_entropy = OnRanks(
             *(f"{one.most('numbers') / (2 * WORDS):.0f}" for one in (run, truth)),
         )
     ],
+    finds=needs_more(numbers="more than three numbers a token"),
 )

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
-from helpers.practice import OnRanks, Run, alike, hear, names_in
+from helpers.practice import OnRanks, Run, alike, first, hear, names_in, needs_more
 
 # -- practice: a middle stage, and the loop of any stage ------------------------------------------
 
@@ -105,63 +105,65 @@ def _step(attempt: Callable, facts: dict) -> None:
     )
 
 
-def _where(holds: Callable[[dict], bool]) -> Callable[[Run, Run], str]:
-    """A function for `shows`. In a step that is not the twin's, it names the last rank for which holds(facts)
-    is true; "" if there is none.
-    """
-
-    def shown(run: Run, truth: Run) -> str:
-        same = not run.error and all(facts["same"] for facts in run.ranks)
-        if same and loop.alike(run.ranks[-1]["values"], truth.ranks[-1]["values"]):
-            return ""
-        # A wrong gradient is passed on to lower ranks, so the last of these ranks is its source.
-        guilty = [r for r, facts in enumerate(run.ranks) if facts and holds(facts)]
-        return f"See rank {guilty[-1]}." if guilty else ""
-
-    return shown
-
-
-NO_BACKWARD = _where(lambda f: f["forwards"] > f["backwards"] == 0 and ("values" in f or f["none"]))
-
-
 def _left(run: Run) -> list[dict]:
     """The facts of ranks that are blocked in a send or receive whose other rank has finished."""
     done = {r for r, status in enumerate(run.error.seen if run.error else []) if status.finished}
     return [run.ranks[r] for r, at in run.standing.items() if at["needs"][0] in done]
 
 
-def _second_did_as_the_last(run: Run, truth: Run) -> bool:
+def _second_did_as_the_last(run: Run) -> bool:
     """Whether ranks 0 and 1 of four have finished, and the others wait for a message never sent."""
     done = [status.finished for status in run.error.seen] if run.error else []
     waits = {r for r, at in run.standing.items() if at["op"] == "recv"}
     return done == [True, True, False, False] and waits == {2, 3}
 
 
-SHOWS = {
-    "gradients thrown away": lambda run, truth: (
-        "zero_grad" in names_in(run.attempt) and _where(lambda f: not f.get("same", True))(run, truth)
-    ),
-    "the input sent on": _where(lambda f: ("x", 1) in f["sent"]),
-    "a received activation that does not require grad": _where(lambda f: not f["asked"]),
-    "not x.grad sent back": _where(lambda f: f["sent"] & {("dy", -1), ("x", -1), ("y", -1)}),
-    "a gradient sent downstream": _where(
-        lambda f: any(name in ("x.grad", "dy") and to != -1 for name, to in f["sent"])
-    ),
-    "x written over before backward": _where(lambda f: f.get("overwritten")),
-    "a backward from ones": _where(lambda f: f.get("ones")),
-    "a gradient that is divided, or multiplied": _where(lambda f: f.get("times")),
-    "backward run twice": _where(lambda f: f["backwards"] > 1),
-    "a backward that misses the stage": lambda run, truth: (
-        "detach" in names_in(run.attempt) and NO_BACKWARD(run, truth)
-    ),
-    "a stage without backward": NO_BACKWARD,
-    "forward run twice": lambda run, _: not run.error and any(f["forwards"] > 1 for f in run.ranks),
-    "a gradient that is not there": _where(lambda f: f["none"]),
-    "a gradient that nobody receives": lambda run, _: any(("x.grad", -1) in f["sent"] for f in _left(run)),
-    "a message with one end": lambda run, _: _left(run),
-    "neighbours that wait for each other": lambda run, _: run.standing,
-    "other gradients than the twin's": _where(lambda f: not f.get("same", True)),
-}
+def _found_in_stage(run: Run, truth: Run) -> tuple[str, str] | None:
+    same = not run.error and all(facts["same"] for facts in run.ranks)
+    same = same and loop.alike(run.ranks[-1]["values"], truth.ranks[-1]["values"])
+
+    def see(holds: Callable[[dict], object]) -> str:
+        """In a step that is not the twin's, the last rank for which holds(facts) is true; else ''."""
+        # A wrong gradient is passed on to lower ranks, so the last of these ranks is its source.
+        guilty = [] if same else [r for r, facts in enumerate(run.ranks) if facts and holds(facts)]
+        return f"See rank {guilty[-1]}." if guilty else ""
+
+    uses, other = names_in(run.attempt), see(lambda f: not f.get("same", True))
+    no_backward = see(lambda f: f["forwards"] > f["backwards"] == 0 and ("values" in f or f["none"]))
+    downstream = lambda f: any(name in ("x.grad", "dy") and to != -1 for name, to in f["sent"])
+    return first(
+        {
+            "gradients thrown away": "zero_grad" in uses and other,
+            "the input sent on": see(lambda f: ("x", 1) in f["sent"]),
+            "a received activation that does not require grad": see(lambda f: not f["asked"]),
+            "not x.grad sent back": see(lambda f: f["sent"] & {("dy", -1), ("x", -1), ("y", -1)}),
+            "a gradient sent downstream": see(downstream),
+            "backward run twice": see(lambda f: f["backwards"] > 1),
+            "a backward that misses the stage": "detach" in uses and no_backward,
+            "a stage without backward": no_backward,
+            "a gradient that is not there": see(lambda f: f["none"]),
+            "a gradient that nobody receives": any(("x.grad", -1) in facts["sent"] for facts in _left(run)),
+            "a message with one end": bool(_left(run)),
+            "neighbours that wait for each other": bool(run.standing),
+            "x written over before backward": see(lambda f: f.get("overwritten")),
+            "a backward from ones": see(lambda f: f.get("ones")),
+            "a gradient that is divided, or multiplied": see(lambda f: f.get("times")),
+            "other gradients than the twin's": other,
+            "forward run twice": not run.error and any(f["forwards"] > 1 for f in run.ranks),
+        }
+    ) or needs_more(bytes="more bytes than needed")(run, truth)
+
+
+def _found_in_loop(run: Run, truth: Run) -> tuple[str, str] | None:
+    returned = not run.error and any(f["values"] != [None] for f in run.ranks[:-1])
+    return first(
+        {
+            "two stages written in": _second_did_as_the_last(run),
+            "dy in the shape of the tokens": "called recv of int64" in str(run.error),
+            "a gradient sent by the first rank": bool(run.ranks[0].get("none")),
+            "something returned by every stage": returned,
+        }
+    ) or _found_in_stage(run, truth)
 
 
 def middle(stage, empty, rank):
@@ -196,7 +198,7 @@ middle_stage = OnRanks(
     watch=lambda attempt, facts: _step(_middle_only(attempt), facts),
     tolerance=2e-5,
     praise="Every gradient is the twin's, on stages 1 and 2 of four, and no stage sent more than it must.",
-    shows=SHOWS,
+    finds=_found_in_stage,
 )
 
 
@@ -224,13 +226,5 @@ loop = OnRanks(
             *(f"{one.most('bytes') / (4 * 4 * 16 * 256):.0f}" for one in (run, truth)),
         )
     ],
-    shows={
-        "two stages written in": _second_did_as_the_last,
-        "dy in the shape of the tokens": lambda run, _: "called recv of int64" in str(run.error),
-        "a gradient sent by the first rank": lambda run, _: run.ranks[0].get("none"),
-        "something returned by every stage": lambda run, _: (
-            not run.error and any(f["values"] != [None] for f in run.ranks[:-1])
-        ),
-    }
-    | SHOWS,
+    finds=_found_in_loop,
 )

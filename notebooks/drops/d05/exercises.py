@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
-from helpers.practice import OnRanks, Run, hear, names_in
+from helpers.practice import OnRanks, Run, hear, names_in, needs_more
 from helpers.ranks import current
 
 from .cells import NETWORK
@@ -60,7 +60,7 @@ def _train(attempt: Callable, facts: dict) -> None:
     loss_of = lambda net, rows: 100 * net(rows).square().mean()
     gradients = lambda rows: torch.autograd.grad(loss_of(plain, rows), list(plain.parameters()))
     # beside: whether an all-reduce was under way when a layer's backward began
-    facts |= {"off": "", "left": False, "unwaited": 0, "beside": False, "held": 0.0}
+    facts |= {"off": None, "left": False, "unwaited": 0, "beside": False, "held": 0.0}
     forgotten = calls_before = 0
     given: list[tuple[torch.Tensor, int]] = []  # tensors being summed, with their versions before the sum
     hear(lambda call: given.append((call.first, call.first._version)) if call.first is not None else None)
@@ -100,26 +100,25 @@ def _train(attempt: Callable, facts: dict) -> None:
 
 def _off(
     step: int, mine: Sequence, whole: Sequence, own: Sequence, n: int, changed: bool
-) -> str | tuple[str, str]:
-    """The mistake in the gradients after a step, or (mistake, text); "" if they are the twin's, `whole`. own:
-    the gradients of this rank alone. changed: whether one was written to between its all-reduce and the end
-    of backward.
+) -> tuple[str, str] | None:
+    """(mistake, text) in the gradients after a step; None if they are the twin's, `whole`. own: the gradients
+    of this rank alone. changed: whether one was written to between its all-reduce and the end of backward.
     """
     near = lambda scale, others: [
         torch.allclose(a, scale * b, atol=1e-6, rtol=1e-3) for a, b in zip(mine, others)
     ]
     if all(near(1, whole)):
-        return ""
+        return None
     if all(near(n, whole)):
-        return "the sum, not the mean"
+        return "the sum, not the mean", ""
     if any(near(1, own)) or any(near(1 / n, own)):
-        return "gradients never exchanged"
+        return "gradients never exchanged", ""
     if changed:
-        return "changed while it is summed"
+        return "changed while it is summed", ""
     if step > 0:
-        return "work of earlier steps still in the list"
+        return "work of earlier steps still in the list", ""
     if all(near(1 / n, whole)):
-        return "averaging twice"
+        return "averaging twice", ""
     times = float(mine[0].norm() / whole[0].norm())
     text = f"The gradients are {times:.2f} times as long as the twin's." * (abs(times - 1) > 0.005)
     if text and all(near(times, whole)):
@@ -132,19 +131,22 @@ def _share(run: Run) -> float:
     return min(facts["share"] for facts in run.ranks)
 
 
-def _found(run: Run, _) -> str | tuple[str, str] | None:
+def _found(run: Run, truth: Run) -> tuple[str, str] | None:
     """The mistake on any rank in the gradients, or in the moment at which they were sent; None if there is
     none.
     """
+    if run.error:
+        return None
     if any(facts["left"] for facts in run.ranks):
         return "an all-reduce that nobody waits for", "After finish() an all-reduce was still under way."
     if any(facts["late"] for facts in run.ranks):
-        return "hooks that come after backward"
+        return "hooks that come after backward", ""
     if off := next((facts["off"] for facts in run.ranks if facts["off"]), None):
         ways = {how for calls in run.calls for _, how, *_ in calls} - {"sum", ""}
         return ("reduced, not summed", f"You take the {min(ways)} of the ranks' gradients.") if ways else off
+    more = needs_more(bytes="more bytes than needed")(run, truth)
     if _share(run) < 0.5:
-        return "most of it after backward"
+        return more or ("most of it after backward", "")
     if not any(facts["beside"] for facts in run.ranks):
         return "waiting inside the hook", "Each all-reduce had ended before the next layer's backward began."
     # Where the hook takes an all-reduce's future, nothing says when that is waited for.
@@ -155,7 +157,7 @@ def _found(run: Run, _) -> str | tuple[str, str] | None:
     if unwaited and "is_completed" not in names_in(run.attempt):
         text = f"Nobody called wait() for {unwaited} of {2 * LAYERS} all-reduces. This time they had ended."
         return "an all-reduce that nobody waits for", text
-    return None
+    return more
 
 
 def _figures(run: Run, _) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers import toy
-from helpers.practice import OnRanks
+from helpers.practice import OnRanks, needs_more
 from three_axes.paper import algorithmic_bytes
 
 # -- practice: an MLP under sequence parallelism --------------------------------------------------
@@ -59,6 +59,7 @@ sequence = OnRanks(
     tries=((2,), (4,)),
     inputs=_parts,
     gradient=lambda arguments: toy.my_tokens(_numbers()[3]),
+    finds=needs_more(bytes="more bytes than tensor parallelism alone"),
     praise="The tokens' output and gradients are the twin's, for exactly the bytes of tensor parallelism"
     " alone.",
     figures=lambda run, truth: [

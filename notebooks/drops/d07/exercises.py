@@ -148,7 +148,7 @@ one_f_one_b = Asked(
     praise=_praised,
     figures=lambda run, _: _on_paper(_first(run)[2]),
     picture=_drawn,
-    finds=lambda run, _: _first(run)[:2],
+    finds=lambda run, _: _first(run)[:2] if _first(run)[0] else None,
 )
 
 # -- practice: the share of the bubble ------------------------------------------------------------
@@ -171,12 +171,11 @@ def _off(run: Run, truth: Run) -> list[int]:
     return [i for i, (mine, right_) in enumerate(zip(run.values, truth.values)) if abs(mine - right_) >= 5e-4]
 
 
-def _smaller(run: Run, truth: Run) -> str:
-    """The measured bubbles, if the reader's answers are wrong for 1F1B only, and too small there; else ''."""
-    if run.error or not (off := _off(run, truth)):
-        return ""
-    smaller = all(BUBBLES[i][0] == "1F1B" and run.values[i] < truth.values[i] for i in off)
-    return f"Measured just now: {_measured()[1]}." if smaller else ""
+def _smaller(run: Run, truth: Run) -> tuple[str, str] | None:
+    """The mistake, and the measured bubbles, if the answers are wrong for 1F1B only, and too small there."""
+    off = _off(run, truth)
+    smaller = off and all(BUBBLES[i][0] == "1F1B" and run.values[i] < truth.values[i] for i in off)
+    return ("1F1B shrinks the bubble", f"Measured just now: {_measured()[1]}.") if smaller else None
 
 
 def _shares(run: Run, truth: Run) -> list[tuple[str, str, str]]:
@@ -219,5 +218,5 @@ share = Asked(
         "Both have the same bubble, by formula and on real ranks.", *_shares(run, run), _measured()
     ),
     figures=_shares,
-    shows={"1F1B shrinks the bubble": _smaller},
+    finds=_smaller,
 )

@@ -153,16 +153,17 @@ def _first_off(run: Run, truth: Run) -> list[tuple[str, str, str]]:
     return [("layouts", str(len(CASES)), str(len(CASES)))]
 
 
-def _same(run: Run, _) -> bool:
-    """Whether each axis is named always, or never, where it has more than one rank. An axis is taken by its
-    name, or by its place in `sizes`.
+def _same(run: Run, _) -> tuple[str, str] | None:
+    """The mistake if each axis is named always, or never, where it has more than one rank. An axis is taken
+    by its name, or by its place in `sizes`.
     """
-    if run.error or not any(run.values):
-        return False
+    if not any(run.values):
+        return None
     answers = [(list(sizes), sizes, mine) for (sizes, _), mine in zip(CASES, run.values)]
     by_name = [{axis in mine for _, sizes, mine in answers if sizes[axis] > 1} for axis in AXES]
     by_place = [{a[i] in mine for a, sizes, mine in answers if sizes[a[i]] > 1} for i in range(len(AXES))]
-    return any(all(len(named) == 1 for named in by) for by in (by_name, by_place))
+    same = any(all(len(named) == 1 for named in by) for by in (by_name, by_place))
+    return ("the same axes for every layout", "") if same else None
 
 
 across = Asked(
@@ -180,5 +181,5 @@ across = Asked(
     reads=_axes,
     praise="Also for 512 GPUs: TP 8 stays in its node, PP 4 and DP 16 leave it.",
     figures=_first_off,
-    shows={"the same axes for every layout": _same},
+    finds=_same,
 )

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from helpers import toy
-from helpers.practice import Asked, OnRanks, Run, alike, facts_so_far, number
+from helpers.practice import Asked, OnRanks, Run, alike, facts_so_far, first, needs_more, number
 from helpers.ranks import World, memory
 
 # -- practice: bytes of states on the fullest GPU -------------------------------------------------
@@ -160,8 +160,12 @@ def _given(run: Run) -> int:
     return max((max(facts.get("updated") or [0]) for facts in run.ranks if facts), default=0)
 
 
-def _never_given(run: Run, _) -> bool:
-    return not run.error and any(0 in facts["updated"] for facts in run.ranks)
+def _found(run: Run, truth: Run) -> tuple[str, str] | None:
+    faults = {
+        "an optimizer for all weights": _given(run) > _given(truth),
+        "a step without update": not run.error and any(0 in facts["updated"] for facts in run.ranks),
+    }
+    return first(faults) or needs_more(bytes="more bytes than DP's")(run, truth)
 
 
 written = OnRanks(
@@ -182,8 +186,5 @@ written = OnRanks(
     figures=lambda run, truth: [
         ("numbers in a rank's optimizer", *(str(2 * _given(one)) for one in (run, truth)))
     ],
-    shows={
-        "an optimizer for all weights": lambda run, truth: _given(run) > _given(truth),
-        "a step without update": _never_given,
-    },
+    finds=_found,
 )

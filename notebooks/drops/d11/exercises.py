@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from drops.d11.cluster import AXES, Measured, measure, undivided
-from helpers.practice import Asked, Run, alike, number
+from helpers.practice import Asked, Run, alike, first, number
 
 # -- practice: split a loss into its causes -------------------------------------------------------
 
@@ -39,11 +39,17 @@ EXAMPLES = [
 ]
 
 
-def _sums(run: Run, _) -> bool | str:
-    """A text with the sum of each case's shares if one of them is not 1; else False."""
-    totals = [] if run.error else [sum(shares.values()) for shares in run.values]
+def _shared_out(run: Run, _) -> tuple[str, str] | None:
+    totals = [sum(shares.values()) for shares in run.values]
     yours = ", ".join(f"{total:.2f}" for total in totals)
-    return any(abs(total - 1) > 0.01 for total in totals) and f"In the four cases yours sum to {yours}."
+    off = any(abs(total - 1) > 0.01 for total in totals)
+    one = all(sum(abs(x) > 0.005 for x in mine.values()) == 1 for mine in run.values)
+    return first(
+        {
+            "shares that do not sum to one": off and f"In the four cases yours sum to {yours}.",
+            "all of it blamed on one cause": one,
+        }
+    )
 
 
 def _first_that_differs(run: Run, truth: Run) -> list[tuple[str, str, str]]:
@@ -70,12 +76,7 @@ split = Asked(
     tolerance=0.006,  # two digits are enough
     praise="The shares of all four cases sum to one, and name the axis.",
     figures=_first_that_differs,
-    shows={
-        "shares that do not sum to one": _sums,
-        "all of it blamed on one cause": lambda run, _: (
-            not run.error and all(sum(abs(x) > 0.005 for x in mine.values()) == 1 for mine in run.values)
-        ),
-    },
+    finds=_shared_out,
 )
 
 
@@ -125,7 +126,7 @@ def _steps(run: Run) -> tuple[Measured, Measured] | None:
     return facts["steps"]
 
 
-def _placed(run: Run, _) -> str | tuple[str, str] | None:
+def _placed(run: Run, _) -> tuple[str, str] | None:
     d, t, p, m = run.values[0]
     if min(d, t, p) < 1 or d * t * p != 8:
         return "d·t·p is not 8", f"{d}·{t}·{p} = {d * t * p}."
@@ -135,17 +136,17 @@ def _placed(run: Run, _) -> str | tuple[str, str] | None:
         return "sizes that do not divide", reason
     mine, best = _steps(run)
     if t > 4:
-        return "TP scaled with the cluster"
+        return "TP scaled with the cluster", ""
     if mine.seconds <= MARGIN * best.seconds:
         return None
     if (d, t, p) == (2, 4, 1):
-        return "microbatches without a pipeline"
+        return "microbatches without a pipeline", ""
     if p > 1 and m < 2 * p:
         bubble = (p - 1) / (m + p - 1)
         return "a starved pipeline", f"{p} stages and {m} microbatches: the bubble alone is {bubble:.0%}."
     if m > 2 * p and t > 1:
-        return "more microbatches than the pipeline needs"
-    return "slower than it could be"
+        return "more microbatches than the pipeline needs", ""
+    return "slower than it could be", ""
 
 
 def _seconds(run: Run, _) -> list[tuple[str, str, str]]:
