@@ -24,7 +24,8 @@ row: a name, advice, and proofs, of which one is enough:
     - error: `PATTERN` an error of a rank, 'IndexError: list…', matches this regular expression. `WrongForm`
                        matches if the answer has another form (type, shape or dtype) than the solution's
 
-A row without these is named by the exercise's function `finds`. Rows are tried in order.
+A row without these has advice on a mistake that the exercise's function `finds` names. Rows are tried in
+order. What `finds` names without a row comes after them.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class Compared(Exercise):
 
     In all functions below, `run` is the attempt's and `truth` the solution's. mistakes: rows, as Markdown;
     None: those of `mistakes.md` in the solution's folder. finds(run, truth): names what no diff can express:
-    (the name of a row, a text that shows it or ''), or None. It is also called after a crash or hang on
+    (name, a text that shows it or ''), or None. It is also called after a crash or hang on
     ranks. praise: the text for a right answer, or a function (Run) -> Answer. figures(run, truth): (what,
     reached, target) for the answer. picture(run, truth): a picture for a wrong answer, or None. reads(value):
     one case's value in the form in which it is compared; it raises for a value without such a form. compares:
@@ -177,14 +178,9 @@ class Compared(Exercise):
         text = beside.read_text(encoding="utf-8") if self.mistakes is None else self.mistakes
         self.rows = mistakes_of(text, self.name)
 
-    def _found(self, run: Run, truth: Run) -> tuple[str, str]:
-        """(name of a row, text) that `finds` returns; ('', '') if it returns None."""
-        name, text = self.finds(run, truth) or ("", "")
-        if name and not any(row.name == name and not row.edits for row in self.rows):
-            raise ValueError(
-                f"{self.name}: {name!r} is found, and there is no row of this name without a diff"
-            )
-        return name, text
+    def _named(self, found: str) -> list[Mistake]:
+        """All rows, and after them one without advice if `finds` has named a mistake that has no row."""
+        return [*self.rows, *([Mistake(found)] if found else [])]
 
     def advice(self, mistake: str) -> str:
         """The advice of the row of this name, '' if there is none."""
@@ -230,8 +226,8 @@ class Compared(Exercise):
         parts = mine.off = mine.differs_in(truth, self.alike) if self.compares else None
         if parts is None and "messages" in truth.ranks[0] and (wasted := wasteful(mine, truth)):
             return wrong(wasted[0], f"{where}{wasted[1]}", *figures)
-        found, seen = self._found(mine, truth)
-        for row in self.rows:
+        found, seen = self.finds(mine, truth) or ("", "")
+        for row in self._named(found):
             if row.name == found or self._does_the_same(row, mine, truth, does):
                 text = _text_of(row, seen if row.name == found else "")
                 name, text = self._described(row, mine, truth, parts, text) or (row.name, text)
@@ -327,8 +323,8 @@ class Compared(Exercise):
         if answer := stopped(mine.error):
             return answer
         # An attempt that crashed on one rank alone has recorded nothing.
-        found, seen = self._found(mine, truth) if mine.attempt else ("", "")
-        for row in self.rows:
+        found, seen = (mine.attempt and self.finds(mine, truth)) or ("", "")
+        for row in self._named(found):
             raised = any(re.search(pattern, error) for pattern in row.errors for error in mine.errors)
             if raised or row.name == found:
                 text = f"{where}{_text_of(row, '' if raised else seen)}\n\n{mine.error.report}"
@@ -475,7 +471,7 @@ def _with_progress(tries: Sequence[tuple]) -> Iterator[tuple]:
 
 def _text_of(row: Mistake, seen: str) -> str:
     """What shows a mistake, '' if nothing does, and the row's advice."""
-    return f"{seen} {row.advice}" if seen else row.advice
+    return " ".join(filter(None, (seen, row.advice)))
 
 
 def _cut_off(value, most: int) -> str:

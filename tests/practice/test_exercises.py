@@ -9,12 +9,14 @@ import inspect
 import json
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
 from edits import edited
 from sampled import sampled
 
 from drops import d02, d05
+from helpers.practice import diagnose
 from helpers.practice.books import drop_number, exercises, module_of, notebooks
 from helpers.practice.engine import Compared
 from helpers.practice.exercise import Exercise, wrong
@@ -119,6 +121,15 @@ def test_rows_have_names_of_their_own_and_advice_in_sentences(exercise):
     names = [row.name for row in rows]
     assert len(names) == len(set(names))
     assert not [row.name for row in rows if row.advice and row.advice[-1] not in ".?)"]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
+def test_a_row_without_a_proof_is_named_by_its_exercise(exercise):
+    folder = Path(inspect.getfile(exercise.reference)).parent
+    code = "".join(path.read_text() for path in (*folder.glob("*.py"), *folder.parent.glob("*.py")))
+    code += inspect.getsource(diagnose)
+    bare = [row.name for row in getattr(exercise, "rows", []) if not (row.edits or row.errors)]
+    assert not [name for name in bare if f'"{name}"' not in code]
 
 
 def test_advice_shows_its_markdown_and_arithmetic_as_it_is():

@@ -120,10 +120,13 @@ def _off(
     if all(near(1 / n, whole)):
         return "averaging twice", ""
     times = float(mine[0].norm() / whole[0].norm())
-    text = f"The gradients are {times:.2f} times as long as the twin's." * (abs(times - 1) > 0.005)
-    if text and all(near(times, whole)):
+    text = f"The gradients are {times:.2f} times as long as the twin's."
+    if abs(times - 1) > 0.005 and all(near(times, whole)):
         return "right but for a factor", text
-    return "other gradients than the twin's", text
+    return (
+        "other gradients than the twin's",
+        f"{text} A mean is the sum over the ranks, divided by world_size.",
+    )
 
 
 def _share(run: Run) -> float:
