@@ -28,4 +28,5 @@ __getattr__, __dir__ = door(
     progress=["advice_to", "leave"],
     quiz=["NAMES", "Quiz", "STORIES"],
     runs=["Run", "alike", "facts_so_far", "first", "hear", "needs_more", "noting_help", "number"],
+    seen=["multiple"],
 )

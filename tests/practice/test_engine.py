@@ -154,6 +154,14 @@ def test_a_wrong_answer_gets_the_first_name_that_fits():
         assert (said.kind, said.misconception) == ("wrong", name) and said.text.startswith(text), said
 
 
+def test_numbers_in_other_places_are_those_of_the_same_case():
+    how = dict(hints=[], minutes=1, praise="", mistakes="", cases=[(0,), (1,)])
+    lists = Asked("lists", lambda a: [[1, 2, 4], [1, 2, 8]][a], **how)
+    name = lambda attempt: lists.check(attempt).misconception
+    assert name(lambda a: [[4, 1, 2], [8, 2, 1]][a]) == "the right numbers in other places"
+    assert name(lambda a: [[1, 2, 8], [1, 2, 4]][a]) == "one place of several"
+
+
 def test_a_rank_is_asked_and_a_crash_has_the_name_of_its_pattern():
     assert area.check(lambda a, b: b * a).kind == "right"
     said = area.check(lambda a, b: a / 0)
@@ -227,6 +235,8 @@ def not_waited(x):
         (lambda x: x + x, "not summed", "On 2 ranks: Sum it."),
         (lambda x: (2 * x).detach(), UNNAMED["cut"], "autograd cannot get from it back"),
         (lambda x: 5 * met(x), "right but for a factor", "Every number is 2.5 times what it should be."),
+        (lambda x: met(x) / 256, "right but for a factor", "Every number is 1/512 of what it should be."),
+        (lambda x: 2.097152 * met(x), "right but for a factor", "1.0486 = 2²⁰/10⁶ times (MiB against MB)"),
         (lambda x: 4 * met(x), "n times too large", "2 times what it should be, once for each rank"),
         (lambda x: 1 * met(x), "n times too small", "1/2 of what it should be"),
         (lambda x: -2 * met(x), "the wrong sign", ""),

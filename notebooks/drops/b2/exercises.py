@@ -13,7 +13,7 @@ from torch.nn.utils import parameters_to_vector
 
 from drops.b2.attention import inputs
 from helpers import toy
-from helpers.practice import Answer, Asked, OnRanks, Run, WrongForm, alike, first, right
+from helpers.practice import Answer, Asked, OnRanks, Run, WrongForm, alike, first, multiple, right
 from helpers.ranks import World
 from helpers.toy import context
 
@@ -286,12 +286,12 @@ def _found_in_step(run: Run, truth: Run) -> tuple[str, str] | None:
         times = float(ours @ twin / (twin @ twin))
         if times and all(alike(facts["values"], [times * twin]) for facts in run.ranks):
             name = "summed where the mean was meant" if times > 1 else "scaled once too often"
-            return name, f"your gradients are {times:.3g} times the twin's."
+            return name, f"your gradients are {multiple(times)} the twin's."
         return "other gradients than the twin's", ""
     if abs(_mean(run) - _mean(truth)) > 1e-7:
         times = run.ranks[0]["loss"] / truth.ranks[0]["loss"]
         if alike(_losses(run), [times * loss for loss in _losses(truth)]):
-            return "a loss with a factor", f"each rank's loss is {times:.3g} times what it should be."
+            return "a loss with a factor", f"each rank's loss is {multiple(times)} what it should be."
         return "another loss than the twin's", ""
     same = alike(_losses(run), _losses(truth))
     return None if same else ("the loss of other ranks too", "")

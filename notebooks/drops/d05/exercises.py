@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
-from helpers.practice import OnRanks, Run, hear, names_in, needs_more
+from helpers.practice import OnRanks, Run, hear, multiple, names_in, needs_more
 from helpers.ranks import current
 
 from .cells import NETWORK
@@ -120,13 +120,11 @@ def _off(
     if all(near(1 / n, whole)):
         return "averaging twice", ""
     times = float(mine[0].norm() / whole[0].norm())
-    text = f"The gradients are {times:.2f} times as long as the twin's."
-    if abs(times - 1) > 0.005 and all(near(times, whole)):
+    text = f"The gradients' length is {multiple(times)} the twin's." * (abs(times - 1) > 0.005)
+    if text and all(near(times, whole)):
         return "right but for a factor", text
-    return (
-        "other gradients than the twin's",
-        f"{text} A mean is the sum over the ranks, divided by world_size.",
-    )
+    mean = "A mean is the sum over the ranks, divided by world_size."
+    return "other gradients than the twin's", f"{text} {mean}".strip()
 
 
 def _share(run: Run) -> float:
