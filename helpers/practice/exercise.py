@@ -100,8 +100,11 @@ def _html(text: str) -> str:
 
 
 def wrong(misconception: str, text: str, *figures) -> Answer:
-    """A wrong answer. misconception: the mistake's short name. figures: (what, reached, target or '')."""
-    return Answer("wrong", text, misconception, list(figures))
+    """A wrong answer. misconception: the mistake's short name. figures: (what, reached, target or ''), of
+    which the answer keeps those that differ from their target.
+    """
+    missed = [(what, reached, target) for what, reached, target in figures if target not in ("", reached)]
+    return Answer("wrong", text, misconception, missed)
 
 
 def right(text: str, *figures) -> Answer:

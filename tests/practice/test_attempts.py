@@ -1,5 +1,6 @@
 """Attempts at exercises get the answers in `attempts.csv`. No wrong attempt passes or gets a wrong name, most
-get a name, and right attempts that are written differently pass.
+get a name, and right attempts that are written differently pass. No figure beside a wrong answer reaches its
+target.
 
 A row has an exercise, a change of its solution that is not among the edits the exercise knows, and the
 answer. change: `text => other text`; several are separated by ` & `, and ⏎ ends a line; or a whole function.
@@ -8,6 +9,7 @@ gives the ranks' own report; (right).
 """
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,14 @@ def is_expected(answer, expected: str) -> bool:
     return expected in (words_of(answer), answer and answer.misconception)
 
 
+def is_missed(reached: str, target: str) -> bool:
+    """Whether a figure beside a wrong answer differs from its target, or is on the wrong side of it."""
+    if bound := re.fullmatch(r"(at least|at most|below) ([\d.e-]+)( %)?", target):
+        got, limit = float(reached.rstrip(" %")), float(bound[2])
+        return got < limit if bound[1] == "at least" else got > limit or bound[1] == "below" and got == limit
+    return target not in ("", reached)
+
+
 def cases():
     """All rows, but only one in fifteen in `make test-all`: `make attempts` and the weekly workflow run all.
     The test below runs all rows of exercises that need no ranks.
@@ -60,6 +70,7 @@ def test_an_attempt_gets_the_answer_in_the_table(name, change, expected, monkeyp
     monkeypatch.setattr(b4.cells, "_deals", [0])  # after a wrong diagnosis the roles of the ranks change
     answer = EXERCISES[name].check(edited(EXERCISES[name].reference, change))
     assert (answer.kind == "right") == (expected == "(right)") and is_expected(answer, expected), answer
+    assert answer.kind == "right" or all(is_missed(*figure[1:]) for figure in answer.figures), answer
 
 
 @pytest.mark.slow
@@ -76,6 +87,7 @@ def test_attempts_that_need_no_ranks_get_the_same_answer_without_ranks(name):
             run = None
         answer = exercise.judged(run, does) if run else exercise.check(attempt)
         assert is_expected(answer, expected), (change, answer)
+        assert not answer or all(is_missed(*figure[1:]) for figure in answer.figures), (change, answer)
 
 
 def test_most_attempts_have_a_name_and_none_is_an_edit_that_an_exercise_knows():

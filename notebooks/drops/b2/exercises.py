@@ -67,6 +67,11 @@ CLOSE = 1e-5  # float32 is right too
 _y = lambda values: values[0][0]  # of the case with small scores
 
 
+def _far(run: Run, truth: Run) -> str:
+    far = float((_y(run.values) - _y(truth.values)).abs().max())
+    return f"below {CLOSE:g}" if far < CLOSE else f"{far:.2g}"
+
+
 def _found_in_parts(run: Run, truth: Run) -> tuple[str, str] | None:
     off = lambda of: not alike(of(run.values), of(truth.values), CLOSE)
     small, large, unseen = (off(itemgetter(i)) for i in range(3))
@@ -100,11 +105,7 @@ parts = Asked(
     proves=_y,  # a wrong y is named first, whatever else is wrong
     praise="Two parts became one softmax, also where scores are large and where a token sees one part alone.",
     figures=lambda run, truth: [
-        (
-            "largest difference from attention to all keys",
-            f"{float((_y(run.values) - _y(truth.values)).abs().max()):.2g}",
-            "0",
-        ),
+        ("largest difference from attention to all keys", _far(run, truth), f"below {CLOSE:g}"),
         ("lse of the first token", *(f"{float(one.values[0][1][0]):.3f}" for one in (run, truth))),
     ],
     finds=_found_in_parts,
@@ -313,7 +314,10 @@ step = OnRanks(
     watch=_watch_step,
     praise="On a grid of dp 2 × cp 2 every rank's gradients are the twin's.",
     figures=lambda run, truth: [
-        ("mean of the ranks' losses", f"{_mean(run):.6f}", f"{_mean(truth):.6f}, the twin's")
+        (
+            "mean of the ranks' losses; the target is the twin's",
+            *(f"{_mean(one):.6f}" for one in (run, truth)),
+        )
     ],
     finds=_found_in_step,
 )

@@ -432,7 +432,7 @@ mended = OnRanks(
         (
             f"steps on {', '.join(map(str, run.tried[1:]))} batches",
             str([len(mine) for mine in _done(run)]),
-            str(min(run.tried[1:])),
+            str([min(run.tried[1:])] * run.n),
         )
     ],
     finds=_found,

@@ -64,9 +64,9 @@ sequence = OnRanks(
     " alone.",
     figures=lambda run, truth: [
         (
-            f"bytes sent by the book, per rank of {run.n}",
+            f"bytes sent by the book, per rank of {run.n}; the target is TP's alone",
             f"{run.most('bytes'):,.0f}",
-            f"{2 * algorithmic_bytes('all_reduce', 8 * B * S * H, run.n):,.0f}, as TP alone",
+            f"{2 * algorithmic_bytes('all_reduce', 8 * B * S * H, run.n):,.0f}",
         )
     ],
 )

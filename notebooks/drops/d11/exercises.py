@@ -155,7 +155,7 @@ def _seconds(run: Run, _) -> list[tuple[str, str, str]]:
     mine, best = (f"{one.seconds:.2f}" for one in steps)
     still = ", ".join(f"{steps[0].parts[axis]:.2f}" for axis in AXES)
     return [
-        ("seconds of a step, measured just now", mine, f"{best}, the best known"),
+        ("seconds of a step, measured just now; the target is the best known", mine, best),
         ("standing still for tp, pp, dp", still, ""),
     ]
 

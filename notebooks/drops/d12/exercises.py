@@ -66,8 +66,11 @@ def _on_paper(run: Run, truth: Run) -> list[tuple[str, str, str]]:
     if (found := _choice(run, truth)) and found[0] in ("m is given", "no such schedule"):
         return []
     ((_, *got),) = on_paper(*run.values[0]).rows
+    line = paper(_made(*run.values[0]))
     whats = f"bubble, p = {P}, m = {ASKED}", "microbatches held", "messages for each boundary and microbatch"
-    return list(zip(whats, got, ("below 15 %", f"at most {LIMIT}", "1")))
+    targets = "below 15 %", f"at most {LIMIT}", "1"
+    missed = line.bubble >= 0.15, line.held > LIMIT, got[2] != "1"
+    return [tuple(row) for *row, off in zip(whats, got, targets, missed) if off or not found]
 
 
 def _on_eight_ranks(run: Run) -> Answer:
