@@ -187,7 +187,8 @@ def differs(got, wanted, alike: Callable = alike) -> str:
         return f"The value of {of[0]!r} is not right" if of else "It has a name too many"
     if isinstance(wanted, (list, tuple)) and isinstance(got, (list, tuple)):
         if len(got) != len(wanted):
-            return f"It has {_pick(len(got), len(wanted), 'too few', 'too many')} numbers"
+            what = "names" if all(isinstance(one, str) for one in (*got, *wanted)) else "numbers"
+            return f"It has {_pick(len(got), len(wanted), 'too few', 'too many')} {what}"
         place = next(i for i, (a, b) in enumerate(zip(got, wanted)) if not alike(a, b))
         return f"At place {place} it is not right" if len(got) > 1 else "That is not right"
     if isinstance(wanted, (int, float)) and isinstance(got, (int, float)):
@@ -402,13 +403,28 @@ class NoValue:
 
 
 def sendable(answer):
-    """An answer in a form that can be sent from its rank: a copy of a tensor without its graph, NoValue in
-    place of an object that cannot be pickled, or the answer itself.
+    """An answer in a form that can be sent from its rank: the answer itself, a copy of a tensor without its
+    graph, a plain tuple, list or dict in place of one of the reader's own class, or NoValue in place of any
+    other object that cannot be pickled.
     """
     if isinstance(answer, torch.Tensor):
         return answer.detach().clone()
+    if _can_be_sent(answer):
+        return answer
+    plain = _plain(answer)
+    return plain if _can_be_sent(plain) else NoValue(type(answer).__name__)
+
+
+def _can_be_sent(answer) -> bool:
     try:
         pickle.dumps(answer)
+        return True
     except Exception:
-        return NoValue(type(answer).__name__)
-    return answer
+        return False
+
+
+def _plain(value):
+    """A tuple, list or dict of a subclass, such as a namedtuple, as Python's own, with all that is in it."""
+    if isinstance(value, (tuple, list)):
+        return (tuple if isinstance(value, tuple) else list)(map(_plain, value))
+    return {key: _plain(one) for key, one in value.items()} if isinstance(value, dict) else value

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from drops.b5.cells import changed
 from helpers import toy
 from helpers.practice.engine import UNNAMED, Asked, OnRanks, edited, mistakes_of, wasteful
-from helpers.practice.exercise import Answer
+from helpers.practice.exercise import Answer, wrong
 from helpers.practice.runs import Run, alike, first, needs_more, number
 
 pytestmark = pytest.mark.usefixtures("judges_share_worlds")
@@ -162,6 +162,17 @@ def test_numbers_in_other_places_are_those_of_the_same_case():
     assert name(lambda a: [[1, 2, 8], [1, 2, 4]][a]) == "one place of several"
 
 
+def test_a_tuple_of_the_readers_own_kind_is_a_tuple():
+    pair = Asked("pair", lambda a: (a, 2 * a), cases=[(3,)], hints=[], minutes=1, praise="", mistakes="")
+    assert pair.check(lambda a: namedtuple("Pair", "once twice")(a, 2 * a)).kind == "right"
+    assert pair.check(lambda a: [namedtuple("One", "of")(a)]).text.endswith("[(3,)]. It has too few numbers.")
+
+
+def test_names_are_not_called_numbers():
+    names = Asked("names", lambda: ["dp", "tp"], hints=[], minutes=1, praise="", mistakes="")
+    assert names.check(lambda: ["dp"]).text == "you return ['dp']. It has too few names."
+
+
 def test_a_rank_is_asked_and_a_crash_has_the_name_of_its_pattern():
     assert area.check(lambda a, b: b * a).kind == "right"
     said = area.check(lambda a, b: a / 0)
@@ -169,6 +180,10 @@ def test_a_rank_is_asked_and_a_crash_has_the_name_of_its_pattern():
     assert said.text.startswith("Divide nothing.\n\n") and "ZeroDivisionError" in said.text
     said = area.check(lambda a, b: [][a])
     assert (said.kind, said.misconception) == ("crashed", None) and "IndexError" in said.text
+
+
+def test_a_figure_beside_a_wrong_answer_is_one_that_failed():
+    assert wrong("a", "", ("x", "6", "6"), ("y", "5", "6"), ("z", "7", "")).figures == [("y", "5", "6")]
 
 
 # -- on ranks --------------------------------------------------------------------------------------
