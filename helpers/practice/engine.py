@@ -52,7 +52,7 @@ from three_axes.table import human
 from ..ranks import RankError, World
 from .exercise import Answer, Exercise, NotCounted, crashed, names_in, numbers_in, right, stopped, wrong
 from .runs import Observer, Run, alike, differs, facts_so_far, limited, noting_help, observed, sendable
-from .seen import describe_form, describe_numbers
+from .seen import describe_form, describe_numbers, describe_tries
 
 if TYPE_CHECKING:  # ranks import the engine, and do not need matplotlib
     from ..draw import Picture
@@ -187,6 +187,11 @@ class Compared(Exercise):
         return next((row.advice for row in self.rows if row.name == mistake), "")
 
     @property
+    def asks(self) -> list[str]:
+        """What the numbers of a try are, after that of the ranks."""
+        return []
+
+    @property
     def edits(self) -> list[str]:
         """The edits of all rows, in order."""
         return [edit for row in self.rows for edit in row.edits]
@@ -210,9 +215,9 @@ class Compared(Exercise):
                     named |= {edit: answer.misconception} if answer else {}
         return [(name, edit, named.get(edit)) for name, edit in edits]
 
-    def judged(self, mine: Run, does: Callable[[str], Run], passed: Sequence[int] = ()) -> Answer | None:
+    def judged(self, mine: Run, does: Callable[[str], Run], passed: Sequence[tuple] = ()) -> Answer | None:
         """What is wrong with an attempt; None if nothing is. does(edit): runs the solution with this edit.
-        passed: the numbers of ranks on which nothing was wrong.
+        passed: the tries in which nothing was wrong.
         """
         if mine.error:
             return self._crashed(mine, does(""), passed)
@@ -250,10 +255,10 @@ class Compared(Exercise):
         seen = describe_numbers(mine, truth, parts, self.alike)
         return seen and (seen[0], f"{seen[1]} {text}")
 
-    def _unnamed(self, mine: Run, truth: Run, parts: str, passed: Sequence[int]) -> tuple[str, str]:
+    def _unnamed(self, mine: Run, truth: Run, parts: str, passed: Sequence[tuple]) -> tuple[str, str]:
         """(name, description) of a mistake without a row."""
         first = self._where(mine, truth, parts)
-        if seen := _only_on(passed, mine):
+        if seen := describe_tries(passed, mine, self.asks):
             return seen[0], f"{first} {seen[1]}"
         if parts != "cut" and (seen := describe_numbers(mine, truth, parts, self.alike)):
             return seen[0], f"{first} {seen[1]}"
@@ -317,7 +322,7 @@ class Compared(Exercise):
                     return wrong(row.name, f"{at}{text} {row.advice}")
         return None
 
-    def _crashed(self, mine: Run, truth: Run, passed: Sequence[int]) -> Answer:
+    def _crashed(self, mine: Run, truth: Run, passed: Sequence[tuple]) -> Answer:
         """The answer to a crash or a hang, with the mistake's name if the recorded facts prove one."""
         where = f"On {mine.n} ranks: " if mine.n > 1 else ""
         if answer := stopped(mine.error):
@@ -330,8 +335,9 @@ class Compared(Exercise):
                 text = f"{where}{_text_of(row, '' if raised else seen)}\n\n{mine.error.report}"
                 return Answer("crashed", text, row.name)
         answer = _all_do_the_same(mine) or crashed(mine.error)
-        written = any(n in numbers_in(mine.attempt) for n in passed if n > 2)  # 2 is in many right attempts
-        if (written or not answer.misconception) and (seen := _only_on(passed, mine)):
+        # A number is written in the code; 2 is in many right attempts.
+        written = any(n in numbers_in(mine.attempt) for n, *_ in passed if n > 2)
+        if (written or not answer.misconception) and (seen := describe_tries(passed, mine, self.asks)):
             return Answer("crashed", f"{where}{seen[1]}\n\n{answer.text}", seen[0])
         return answer
 
@@ -405,12 +411,17 @@ class OnRanks(Compared):
     world: dict = field(default_factory=dict)
     _known: dict[tuple, Run] = field(default_factory=dict, init=False, repr=False)
 
+    @property
+    def asks(self) -> list[str]:
+        """The names of the arguments of `inputs`, after the rank and the number of ranks."""
+        return list(inspect.signature(self.inputs).parameters)[2:] if self.inputs else []
+
     def verdict(self, attempt: Callable) -> Answer:
         """Stop at the first try in which something is wrong. Praise is for the try with the most ranks."""
         runs, worlds = [], self.worlds()
         for _ in _with_progress(self.tries):
             does, observe = next(worlds)
-            passed = [run.n for run, _ in runs]
+            passed = [run.tried for run, _ in runs]
             runs.append((observe(attempt), does("")))
             if answer := self.judged(runs[-1][0], does, passed):
                 return answer
@@ -486,19 +497,6 @@ def praised(exercise: Compared, mine: Run, truth: Run) -> Answer:
     answer = praise(mine) if callable(praise) else right(praise, *exercise.figures(mine, truth))
     answer.helped = mine.helped
     return answer
-
-
-def _only_on(passed: Sequence[int], run: Run) -> tuple[str, str] | None:
-    """(name, description) for an attempt that was right on another number of ranks."""
-    others = sorted({n for n in passed if n != run.n})
-    if not others:
-        return None
-    listed = " and ".join(filter(None, [", ".join(map(str, others[:-1])), str(others[-1])]))
-    written = [n for n in others if n in numbers_in(run.attempt)]
-    text = f"On {listed} ranks it was right. "
-    text += f"Your code has the number {written[0]} in it. " if written else ""
-    text += "What in your code holds only for that number? `world_size` is the number of ranks."
-    return f"right on {listed} ranks, not on {run.n}", text
 
 
 class WrongForm(TypeError):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
+from .exercise import numbers_in
 from .runs import NoValue, Run
 
 Description = tuple[str, str] | None  # a mistake's name, and a sentence or two on what was observed
@@ -136,6 +137,35 @@ FORMS = (
     ),
     ("a part, not the whole", _a_part, "You return {}, where {} is asked for: 1/{} of it in dimension {}."),
 )
+
+
+# -- right in other tries -------------------------------------------------------------------------
+
+
+def describe_tries(passed: Sequence[tuple], run: Run, names: Sequence[str]) -> Description:
+    """Describes an attempt that was right in other tries, `passed`: by what they have in common and the wrong
+    one has not, if that is known. names: those of a try's numbers after that of the ranks.
+    """
+    others = sorted({n for n, *_ in passed})
+    if not set(others) - {run.n}:
+        return None
+    tries = [*passed, run.tried]
+    listed = " and ".join(filter(None, [", ".join(map(str, others[:-1])), str(others[-1])]))
+    name = f"right on {listed} ranks, not on {run.n}"
+    written = [n for n in others if n != run.n and n in numbers_in(run.attempt)]
+    if run.n not in others and (written or not names or len({tuple(more) for _, *more in tries}) == 1):
+        text = f"Your code has the number {written[0]} in it. " if written else ""
+        text = f"On {listed} ranks it was right. {text}What in your code holds only for that number?"
+        return name, f"{text} `world_size` is the number of ranks."
+    *divided, last = (more[0] % n == 0 for n, *more in tries)
+    called = lambda tried: f"{tried[0]} ranks ({', '.join(f'{a} {b:,}' for a, b in zip(names, tried[1:]))})"
+    text = f"It was right on {' and '.join(map(called, passed))}, and is not on {called(run.tried)}."
+    if all(divided) and not last:
+        name = f"right where the ranks divide the {names[0]}"
+        text += f" {run.n} does not divide {run.tried[1]:,}."
+    elif run.n in others:
+        name = "right for some inputs alone"
+    return name, text
 
 
 # -- other numbers than the solution's ------------------------------------------------------------

@@ -8,11 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from drops import b3
 from drops.b5.cells import changed
 from helpers import toy
 from helpers.practice.engine import UNNAMED, Asked, OnRanks, edited, mistakes_of, wasteful
 from helpers.practice.exercise import Answer, wrong
 from helpers.practice.runs import Run, alike, first, needs_more, number
+from helpers.practice.seen import describe_tries
+from helpers.ranks.failure import RankError, RankStatus
 
 pytestmark = pytest.mark.usefixtures("judges_share_worlds")
 
@@ -304,6 +307,69 @@ def test_every_edit_gets_its_name_and_runs_of_edits_are_kept():
     (thrice, edit), (not_summed, other) = ((row.name, *row.edits) for row in summed.rows[:2])
     assert summed.told_apart() == [(thrice, edit, "thrice"), (not_summed, other, "not summed")]
     assert {key for key in summed._known if key[1]} == {((2,), edit) for edit in summed.edits}
+
+
+@pytest.mark.parametrize(
+    "passed, failed, names, code, name, text",
+    [
+        (
+            [(4,)],
+            (2,),
+            [],
+            "0",
+            "right on 4 ranks, not on 2",
+            "What in your code holds only for that number?",
+        ),
+        (
+            [(4, 40)],
+            (2, 11),
+            ["length"],
+            "4",
+            "right on 4 ranks, not on 2",
+            "Your code has the number 4 in it.",
+        ),
+        (
+            [(4, 40)],
+            (2, 11),
+            ["length"],
+            "0",
+            "right where the ranks divide the length",
+            "2 does not divide 11",
+        ),
+        (
+            [(4, 2)],
+            (2, 1),
+            ["k"],
+            "0",
+            "right on 4 ranks, not on 2",
+            "on 4 ranks (k 2), and is not on 2 ranks",
+        ),
+        (
+            [(4, 2), (6, 1)],
+            (4, 1),
+            ["p"],
+            "0",
+            "right for some inputs alone",
+            "(p 2) and 6 ranks (p 1), and is",
+        ),
+        ([(4, 2)], (4, 1), ["p"], "0", None, ""),
+        ([], (4, 1), ["p"], "0", None, ""),
+    ],
+)
+def test_right_in_some_tries_is_told_by_what_these_have_in_common(passed, failed, names, code, name, text):
+    run = Run(failed, [{}] * failed[0], attempt=eval(f"lambda: {code}"))
+    said = describe_tries(passed, run, names) or (None, "")
+    assert said[0] == name and text in said[1], said
+
+
+def test_a_rank_that_computes_is_in_no_all_to_all_that_does_not_fit():
+    rows = {"op": "all_to_all", "shape": [3, 8], "number": 2}
+    status = lambda waits: RankStatus(where={"in": rows if waits else None}, box=rows)
+    hang = lambda *waits: Run(
+        (2, 1), [{}] * 2, error=RankError("", "timeout", [0], True, [*map(status, waits)])
+    )
+    named = lambda run: (b3.layer.finds(run, run) or ("",))[0]
+    assert named(hang(True, True)) == "splits that do not fit" and named(hang(False, True)) == ""
 
 
 def multiplied(x):

@@ -67,9 +67,11 @@ def _unfit(run: Run, at_once: bool) -> bool:
         return False
     # If a rank died, the others may not have reached that collective.
     ranks = [s for s in error.seen if (s.exit is not None if error.kind == "died" else not s.finished)]
-    last = [(s.where and s.where["in"]) or s.box for s in ranks]
+    # A rank of a hang that is in no collective is in its own code: its last collective has ended.
+    hangs = error.kind in ("timeout", "deadlock")
+    last = [(s.where and s.where["in"]) or (None if hangs else s.box) for s in ranks]
     rows = [at for at in last if at and at["op"] == "all_to_all" and len(at["shape"] or []) == 2]
-    stopped = error.kind in ("timeout", "deadlock", "died") and last and len(rows) == len(last)
+    stopped = (hangs or error.kind == "died") and last and len(rows) == len(last)
     raised = any("alltoall" in text or "Split sizes" in text for text in run.errors)
     return bool(raised or stopped) and any(at["number"] == 1 for at in rows) == at_once
 
