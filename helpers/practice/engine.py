@@ -50,7 +50,7 @@ from tqdm.auto import tqdm
 from three_axes.table import human
 
 from ..ranks import RankError, World
-from .exercise import Answer, Exercise, NotCounted, crashed, names_in, numbers_in, right, stopped, wrong
+from .exercise import NAME, Answer, Exercise, NotCounted, crashed, names_in, numbers_in, right, stopped, wrong
 from .runs import Observer, Run, alike, differs, facts_so_far, limited, noting_help, observed, sendable
 from .seen import describe_form, describe_numbers, describe_tries
 
@@ -185,6 +185,12 @@ class Compared(Exercise):
     def advice(self, mistake: str) -> str:
         """The advice of the row of this name, '' if there is none."""
         return next((row.advice for row in self.rows if row.name == mistake), "")
+
+    def names_of(self, mistake: str) -> set[str]:
+        """Also the names in lines of the solution that the mistake's diff takes out."""
+        edits = [edit for row in self.rows if row.name == mistake for edit in row.edits]
+        of = lambda sign: set(NAME.findall("\n".join(re.findall(rf"^{sign}(.*)", "\n".join(edits), re.M))))
+        return super().names_of(mistake) | of("-") - of(r"\+")
 
     @property
     def asks(self) -> list[str]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # ranks import this module, and do not need matplotlib
 
 # Kind of answer -> the mark before its text.
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!", "not counted": "○"}
+NAME = re.compile(r"\b[a-z]+_\w+")  # a name with an underscore is code, not English
 COLOURS = {"right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}  # else grey
 PRINTS = 1000  # lines; if a call ends too late and a rank printed more, the answer says that printing is slow
 
@@ -151,7 +152,8 @@ class Exercise:
     minutes: int = field(kw_only=True)
     # A number that grows: a drop's exercises are sorted by it.
     made: int = field(default_factory=itertools.count().__next__, init=False)
-    _shown: int = field(default=0, init=False)
+    _shown: list[int] = field(default_factory=list, init=False)  # places of the hints that were shown
+    _mistake: str = field(default="", init=False)  # of the last attempt
 
     def check(self, attempt: Callable) -> Answer:
         """Run the reader's function on real ranks and return the result."""
@@ -192,6 +194,7 @@ class Exercise:
             answer.text = f"{answer.text} {sentence}"
         if answer.kind == "not counted" or answer.helped or attempt is self.reference:
             return answer
+        self._mistake = answer.misconception or ""
         passed.note(self.name, None if answer.kind == "right" else answer.misconception or answer.kind)
         if answer.kind == "right":
             answer.next = onward.after(self.name, self.reference.__module__, _asked_by_skip())
@@ -214,13 +217,22 @@ class Exercise:
     def _solution(self) -> str:
         return textwrap.dedent(inspect.getsource(self.reference))
 
+    def names_of(self, mistake: str) -> set[str]:
+        """The functions' names, such as copy_to_tp, that belong to a mistake: those in its advice."""
+        return set(NAME.findall(self.advice(mistake)))
+
     def hint(self) -> _Text:
-        """The next hint; after the last one, where to find the solution."""
-        steps = self.steps
-        if self._shown == len(steps):
+        """The next hint: the one that alone has a name which belongs to the last mistake, otherwise the first
+        that was not shown. After the last one, where to find the solution.
+        """
+        steps, names = self.steps, self.names_of(self._mistake)
+        if len(self._shown) == len(steps):
             return _Text("That was the last hint. solution() shows one way to do it.")
-        self._shown += 1
-        return _Text(f"Hint {self._shown} of {len(steps)}: {steps[self._shown - 1]}")
+        left = [place for place in range(len(steps)) if place not in self._shown]
+        about = [steps.index(hint) for hint in self.hints if names & set(NAME.findall(hint))]
+        place = about[0] if len(about) == 1 and about[0] in left else left[0]
+        self._shown.append(place)
+        return _Text(f"Hint {place + 1} of {len(steps)}: {steps[place]}")
 
     def solution(self) -> _Text:
         """One way to do it, which passes the check.

@@ -15,7 +15,7 @@ import pytest
 from edits import edited
 from sampled import sampled
 
-from drops import d02, d05
+from drops import d02, d03, d05
 from helpers.practice import diagnose
 from helpers.practice.books import drop_number, exercises, module_of, notebooks
 from helpers.practice.engine import Compared
@@ -150,7 +150,7 @@ def test_prints_of_ranks_are_shown_and_never_hide_the_verdict(capsys):
 
 def test_hints_come_in_steps_and_the_solution_on_request():
     exercise = d02.ring
-    exercise._shown = 0
+    exercise._shown = []
     exercise.check(lambda x, rank, world_size: None)  # not started
     shown = [str(exercise.hint()) for _ in range(len(exercise.steps) + 2)]
     assert shown[0].startswith("Hint 1 of 5") and shown[4].startswith("Hint 5 of 5")
@@ -158,6 +158,14 @@ def test_hints_come_in_steps_and_the_solution_on_request():
     lines = shown[1].split("```python\n")[1].split("\n```")[0].splitlines()
     assert lines == sorted(lines) and "chunks[incoming] += buffer" in lines, "hint 2 sorts the lines"
     assert "def ring_all_reduce(x, rank, world_size):" in str(exercise.solution())
+
+
+def test_after_a_named_mistake_the_first_hint_is_that_mistakes():
+    d03.mlp._shown = []
+    d03.mlp.check(edited(d03.split_mlp, "    x = toy.copy_to_tp(x)⏎ => "))
+    shown = [str(d03.mlp.hint()) for _ in d03.mlp.steps]
+    assert shown[0].startswith("Hint 4 of 4: Backward, each rank has") and "copy_to_tp" in shown[0]
+    assert [one[:6] for one in shown[1:]] == ["Hint 1", "Hint 2", "Hint 3"]
 
 
 def test_other_arguments_and_no_function_are_refused():
