@@ -241,6 +241,8 @@ def _times(got: torch.Tensor, wanted: torch.Tensor) -> float | None:
     if not size:
         return None if got.any() else 0.0
     times = float(got @ wanted) / size**2
+    if not math.isfinite(times):
+        return None
     near = torch.allclose(got, times * wanted, rtol=TOLERANCE, atol=TOLERANCE * abs(times) * size)
     return times if near else None
 

@@ -259,6 +259,7 @@ def not_waited(x):
         (lambda x: 1 * met(x), "n times too small", "1/2 of what it should be"),
         (lambda x: -2 * met(x), "the wrong sign", ""),
         (lambda x: 2 * met(x) / 0, "inf or nan", "an inf or a nan"),
+        (lambda x: 0 * met(x) / 0, "inf or nan", "an inf or a nan"),
         (lambda x: (2 + dist.get_rank()) * met(x), "right but for a factor", "on each rank another"),
         (
             lambda x: 2 * met(x) + dist.get_rank() * x**2 * torch.arange(4),
