@@ -7,7 +7,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from helpers.practice.books import drop_number, notebooks
 from tools import refresh
+from tools.pages import minutes
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = re.findall(
@@ -69,3 +71,15 @@ def test_the_readme_is_short_and_its_first_table_is_drop_08s():
     for line in stored.splitlines()[3:]:
         name, *sizes, _ = re.split(r" {2,}", line.strip())
         assert f"| {name} | {' | '.join(sizes)} |" in readme
+
+
+def test_a_lesson_of_90_minutes_takes_what_it_says():
+    practice = {drop_number(path): minutes(nbformat.read(path, as_version=4))[0] for path in notebooks()}
+    plans = re.findall(
+        r"^\| 90 minutes: .*\((\d+)\) \| ([\w, ]+) \| (.*?) \|", text(ROOT / "docs" / "teaching.md"), re.M
+    )
+    assert len(plans) == 3
+    for told, drops, how in plans:
+        listed = drops.split(", ")
+        extra = sum(map(int, re.findall(r"\((\d+)\)", how)))
+        assert int(told) == 20 + sum(6 + 4 + practice[n] for n in listed) + extra <= 90

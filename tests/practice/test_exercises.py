@@ -48,7 +48,6 @@ def test_all_exercises_are_found():
     for drop, names in exercises().items():
         module = module_of(drop).rpartition(".")[2]
         assert names == [x.name for name, x in in_order if name.partition(".")[0] == module]
-    assert len(EXERCISES) == 39 and len(WITH_EDITS) >= 19
 
 
 @pytest.mark.parametrize("exercise", sampled(WITH_EDITS.values()), ids=WITH_EDITS)

@@ -7,6 +7,11 @@ from three_axes.plan.traffic import sent
 from tools import wall
 
 
+def test_figures_on_the_wall_are_those_of_8_gpus():
+    by_name = {row[0]: row for row in wall.figures().rows}
+    assert by_name["DP 8"][1] == "128 GB" and by_name["FSDP (ZeRO-3), DP 8"][1] == "16.1 GB"
+
+
 def test_formulas_on_the_wall_are_what_theory_counts():
     sends = {name: text for name, _, text, *_ in wall.SENDS.rows}
     model = MODELS["llama-3-8b"]

@@ -1,18 +1,11 @@
-"""What surrounds the notebooks: cards, cheat sheet, slides, the final quiz, progress, Colab, teachers' notes.
-And every link and every name in the prose must exist.
-"""
+"""What a reader's progress file has, and what reads it: cards, the quiz, the next drop, a class."""
 
-import copy
-import html
-import importlib
 import inspect
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import venv
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import date, timedelta
@@ -22,36 +15,21 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 from kernels import WithoutPorts
-from test_notebooks import FOLDER, NOTEBOOKS, text
 
 from drops import b1, d01, d02, d07
 from helpers import predict
 from helpers.practice import books, cards, exercise, onward, passed, progress, quiz
-from helpers.practice.books import module_of
 from helpers.practice.engine import compiled
 from three_axes.__main__ import main
-from tools import classroom, colab, printables, slides, wall
-from tools.pages import minutes
+from tools import classroom
 
 ROOT = Path(__file__).resolve().parents[2]
 # A right function that is not the solution itself: only this counts as passed.
 OWN = compiled(inspect.getsource(d01.fingerprint), d01.fingerprint)
-BOOKS = {path.name[:2]: nbformat.read(path, as_version=4) for path in NOTEBOOKS}
-TITLES = {n: book.cells[0].source.splitlines()[0].lstrip("# ") for n, book in BOOKS.items()}
+BOOKS = {books.drop_number(path): nbformat.read(path, as_version=4) for path in books.notebooks()}
 
 
 # -- cards -----------------------------------------------------------------------------------------
-
-
-def test_there_are_enough_cards_and_none_twice():
-    deck = cards.load()
-    assert len(deck) >= 60 and {c.drop for c in deck} == set(BOOKS)
-    assert all(sum(c.drop == n for c in deck) >= 4 for n in BOOKS)
-    words = [frozenset(re.findall(r"\w{4,}", c.front.lower())) for c in deck]
-    assert all(len(a & b) < 0.8 * len(a | b) or not a for i, a in enumerate(words) for b in words[:i]), (
-        "two cards ask the same"
-    )
-    assert all(len(c.front) < 150 and len(c.back) < 220 for c in deck)
 
 
 def test_a_card_that_was_not_known_comes_again():
@@ -73,58 +51,7 @@ def test_a_card_that_was_not_known_comes_again():
     assert {c.drop for c in cards.deck("b2").all} == {"b2"} and "b2" not in {c.drop for c in cards.deck().all}
 
 
-def test_cards_are_printed_and_imported(tmp_path):
-    printables.write_cards(tmp_path)
-    deck = cards.load()
-    lines = (tmp_path / "cards-anki.txt").read_text().splitlines()
-    assert lines[:3] == ["#separator:tab", "#html:false", "#tags column:3"] and len(lines) == 3 + len(deck)
-    assert all(line.count("\t") == 2 for line in lines[3:])
-    assert (tmp_path / "cards.html").read_text().count('class="card"') == 2 * len(deck)
-    sheets = (tmp_path / "cards-eight-to-a-sheet.html").read_text().split('<div class="face">')[1:]
-    faces = [re.findall(r"<div class=\"card\">(?:.*?<b>(.*?)</b></p>)?</div>", sheet) for sheet in sheets]
-    fronts = range(0, len(faces), 2)
-    behind = [faces[k + 1][i + 1 - 2 * (i % 2)] for k in fronts for i in range(len(faces[k]))]
-    assert [html.unescape(back) for back in behind] == [c.back for c in deck]
-    assert [html.unescape(one) for face in faces[::2] for one in face] == [c.front for c in deck]
-
-
-# -- cheat sheet, slides, final ----------------------------------------------------------------------
-
-
-def test_every_drop_fills_the_cheat_sheet(tmp_path):
-    columns, rows = printables.rows()
-    assert {row[0] for row in rows} == set(BOOKS) and all(len(row) == len(columns) == 7 for row in rows)
-    printables.write_cheatsheet(tmp_path)
-    assert rows[0][1] in (tmp_path / "cheatsheet.html").read_text(encoding="utf-8")
-    by_name = {row[0]: row for row in wall.figures().rows}
-    assert by_name["DP 8"][1] == "128 GB" and by_name["FSDP (ZeRO-3), DP 8"][1] == "16.1 GB"
-
-
-def test_every_drop_has_a_worksheet(tmp_path):
-    printables.write_worksheets(tmp_path)
-    pages = (tmp_path / "worksheets.html").read_text().split('<section class="sheet">')[1:]
-    assert len(pages) == len(BOOKS)
-    for page, (number, book) in zip(pages, BOOKS.items()):
-        assert f"<h2>{number} · " in page and page.count("<h3>Practice") == text(book).count("\n## Practice")
-        assert "☐" in page and page.count("?</p>") >= 3 and "<details>" not in page
-        (task,) = re.findall(r"<h3>Practice: \w+, \d+ minutes</h3>(<p>.*?</pre>)", page, re.S)
-        assert len(task.split()) > 20 and "hint()" not in task and "<pre>def " in task, task
-
-
-@pytest.mark.slow
-def test_every_drop_becomes_slides(tmp_path):
-    slides.write("", tmp_path)
-    for number, book in BOOKS.items():
-        page = (tmp_path / f"{number}.html").read_text()
-        fetched = re.sub(r"data:image[^\"]+|http://www\.w3\.org\S*|https://github\.com\S*", "", page)
-        assert page.count("<section ") >= 6 and "http" not in fetched
-        assert ".check(" not in page and "Check yourself" not in page
-        words = re.sub(r"<[^>]+>", "", re.sub(r"(?s)<(script|style).*?</\1>", "", page))
-        assert not re.search(r"[Pp]ress play|\b[Mm]ove m\b|slider|click", words)
-        if "explore.orders(" in page or number == "07":  # its picture has the peaks
-            assert page.index("Peaks") > page.index("Computed: the memory")
-    with pytest.raises(ValueError, match="there is no drop '15'"):
-        slides.write("15", tmp_path)
+# -- the quiz, predictions, solutions ---------------------------------------------------------------
 
 
 def test_ten_questions_in_two_stories_and_wrong_answers_point_to_a_heading_that_exists(monkeypatch, tmp_path):
@@ -134,7 +61,8 @@ def test_ten_questions_in_two_stories_and_wrong_answers_point_to_a_heading_that_
     for question, other in zip(after.questions, before.questions):
         assert question.where == other.where and question.text != other.text
         drop, heading = question.where
-        assert re.search(rf"^## {re.escape(heading)}$", text(BOOKS[drop]), re.M), question.where
+        headings = "\n".join(cell.source for cell in BOOKS[drop].cells)
+        assert re.search(rf"^## {re.escape(heading)}$", headings, re.M), question.where
         for one in (question, other):
             assert len(one.options) in (3, 4) and sum(not why for why in one.options.values()) == 1
             for option, why in one.options.items():
@@ -179,28 +107,6 @@ def test_a_choice_is_kept_when_a_cell_runs_again(monkeypatch, tmp_path):
     quizzes[0].answer(3, quizzes[0].questions[2].right)
     quizzes[1]._repr_mimebundle_()
     assert quizzes[1].chosen == {2: quizzes[0].questions[2].right} and quizzes[1].first == {2: True}
-
-
-def teaching() -> str:
-    return (ROOT / "docs" / "teaching.md").read_text()
-
-
-def test_teachers_have_a_note_for_every_drop():
-    notes = teaching()
-    for title in TITLES.values():
-        part = notes.split(f"## {title}\n")[1].split("\n## ")[0]
-        assert all(word in part for word in ("Timing:", "Ask:", "Expect:", "Five minutes:")), title
-        assert 40 <= len(part.split()) <= 160, title
-
-
-def test_a_lesson_of_90_minutes_takes_what_it_says():
-    practice = {number: minutes(book)[0] for number, book in BOOKS.items()}
-    plans = re.findall(r"^\| 90 minutes: .*\((\d+)\) \| ([\w, ]+) \| (.*?) \|", teaching(), re.M)
-    assert len(plans) == 3
-    for told, drops, how in plans:
-        listed = drops.split(", ")
-        extra = sum(map(int, re.findall(r"\((\d+)\)", how)))
-        assert int(told) == 20 + sum(6 + 4 + practice[n] for n in listed) + extra <= 90
 
 
 def test_solutions_can_be_hidden(monkeypatch):
@@ -565,188 +471,3 @@ def test_a_students_file_can_neither_stop_the_class_nor_control_the_terminal(tmp
         assert sentence in told
     last = (tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()[-1]
     assert last == "'+good�[2J,?,'=exercise�[2J,no,1,'@mistake (1)"
-
-
-# -- Colab -------------------------------------------------------------------------------------------
-
-
-def sources(notebook: dict) -> list[str]:
-    return [cell["source"] for cell in notebook["cells"]]
-
-
-def test_stamping_a_repository_is_idempotent_and_can_be_changed():
-    for path in NOTEBOOKS:
-        plain, name = books.read_book(path), path.relative_to(FOLDER).as_posix()
-        once = colab.stamp(copy.deepcopy(plain), name, "owner/name")
-        twice = colab.stamp(copy.deepcopy(once), name, "owner/name")
-        other = colab.stamp(copy.deepcopy(once), name, "some/where")
-        back = colab.stamp(copy.deepcopy(once), name)
-        assert sources(once) == sources(twice) and len(once["cells"]) == len(plain["cells"])
-        title, setup = sources(once)[:2]
-        assert title.count("colab-badge") == 1 and f"owner/name/blob/main/colab/{name}" in title
-        assert "owner/name" in setup and "owner" not in "".join(sources(other)[:2])
-        assert sources(back) == sources(colab.stamp(plain, name))
-    with pytest.raises(ValueError, match="give owner/name"):
-        colab.make_colab("nonsense")
-
-
-@pytest.fixture(scope="module")
-def carried(tmp_path_factory) -> dict[str, str]:
-    """'01' -> the file of a notebook that carries the course, made by a Python without what is installed."""
-    folder = tmp_path_factory.mktemp("carried")
-    command = [sys.executable, "-S", "-m", "tools.colab"]
-    how = dict(cwd=folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    done = subprocess.run(command, **how)
-    assert (done.returncode, done.stderr) == (0, "")
-    return {path.stem: path for path in (folder / "build" / "colab").glob("*.ipynb")}
-
-
-def test_each_notebook_can_carry_the_whole_course_without_an_answer(carried):
-    assert len(carried) == len(NOTEBOOKS)
-    for path in carried.values():
-        book = nbformat.read(path, as_version=4)
-        assert path.stat().st_size < 1.3e6 and 'PARCEL = ""' not in book.cells[1].source
-        assert not any(cell.get("outputs") for cell in book.cells)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["01", "13"])
-def test_a_notebook_that_carries_the_course_runs_in_an_empty_folder(carried, tmp_path, name):
-    """All cells run where another package `helpers` is installed, and the course is not."""
-    site = tmp_path / "packages"
-    site.mkdir()
-    for package in Path(nbformat.__file__).parents[1].iterdir():
-        if not re.match(r"(__editable__|_?three_axes|_editable|helpers|drops|tools)", package.name):
-            (site / package.name).symlink_to(package)
-    (site / "helpers").mkdir()
-    (site / "helpers" / "__init__.py").write_text("somebody = 'else'\n")
-    venv.create(tmp_path / "venv", with_pip=False)
-    (own,) = tmp_path.glob("venv/lib/python*/site-packages")
-    (own / "packages.pth").write_text(f"{site}\n")
-    work = tmp_path / "work"
-    work.mkdir()
-    shutil.copy(carried[name], work)
-    environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"THREE_AXES_PROGRESS": ""}
-    execute = [tmp_path / "venv/bin/python", "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace"]
-    how = dict(cwd=work, env=environ, capture_output=True, text=True, timeout=900)
-    ran = subprocess.run([*map(str, execute), f"{name}.ipynb"], **how)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    assert (work / "three-axes" / "helpers").is_dir()
-
-
-def test_what_colab_opens_has_no_outputs(tmp_path, monkeypatch):
-    for path in NOTEBOOKS[:2]:
-        (tmp_path / "notebooks").mkdir(exist_ok=True)
-        shutil.copy(path, tmp_path / "notebooks")
-    for name in ("README.md", "pyproject.toml", "CITATION.cff"):
-        shutil.copy(ROOT / name, tmp_path)
-    monkeypatch.setattr(colab, "find", lambda name: tmp_path / name)
-    monkeypatch.setattr(colab, "notebooks", lambda: sorted((tmp_path / "notebooks").glob("*.ipynb")))
-    for _ in range(2):
-        colab.make_colab("owner/name")
-    for path in NOTEBOOKS[:2]:
-        copy, stored = (nbformat.read(tmp_path / folder / path.name, 4) for folder in ("colab", "notebooks"))
-        assert f"owner/name/blob/main/colab/{path.name}" in copy.cells[0].source
-        assert sources(copy) == sources(stored)
-        assert not any(c.get("outputs") or c.get("execution_count") for c in copy.cells)
-        assert any(c.get("outputs") for c in stored.cells)
-    readme = (tmp_path / "README.md").read_text()
-    assert readme.count("**Colab.**") == readme.count("owner/name/blob/main/colab/01_") == 1
-    assert readme.count("git clone https://github.com/owner/name && cd name\n") == 1
-    assert 'Source = "https://github.com/owner/name"' in (tmp_path / "pyproject.toml").read_text()
-    assert "repository-code: https://github.com/owner/name\n" in (tmp_path / "CITATION.cff").read_text()
-
-
-SLOW = [pytest.param(clone, marks=pytest.mark.slow) for clone in ("../..", "three-axes")]
-
-
-@pytest.mark.parametrize("clone", ["..", *SLOW])
-def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone):
-    """A notebook's folder, a clone above or beside it, and a Python that does not know the course."""
-    inside = {"..": "course/notebooks", "../..": "course/notebooks/beyond"}
-    root = tmp_path / inside.get(clone, "content")
-    root.mkdir(parents=True)
-    for name in ("three_axes", "helpers", "notebooks"):
-        copy, left = (root / clone).resolve() / name, shutil.ignore_patterns("__pycache__", "*.ipynb")
-        shutil.copytree(ROOT / name, copy, ignore=left, dirs_exist_ok=True)
-    cell = colab.setup_of("owner/name", ".." if clone == "three-axes" else clone)
-    cell = cell.replace("!git", "raise SystemExit('cloned anew') #").replace('!"{sys.exec', "pass #")
-    code = (
-        f"import sys\nsys.path = [p for p in sys.path if p not in {[str(ROOT), str(FOLDER)]!r}]\n"
-        "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
-        f"{cell}\nimport helpers, drops\nprint(helpers.__file__, drops.__file__)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert str(tmp_path.resolve()) in done.stdout
-
-
-@pytest.mark.slow
-def test_the_setup_cell_is_silent_where_the_course_is_installed():
-    cell = colab.setup_of("owner/name", "..").replace("!git", "raise SystemExit('cloned') #")
-    cell = cell.replace('!"{sys.exec', "raise SystemExit('installed') #")
-    how = dict(cwd=ROOT, capture_output=True, text=True, timeout=300)
-    silent = subprocess.run([sys.executable, "-c", cell], **how)
-    assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "")
-
-
-# -- links, names and terms ----------------------------------------------------------------------------
-
-
-def anchors(markdown: str) -> set[str]:
-    """The anchors of a page: those of its headings, and explicit ones."""
-    headings = re.findall(r"^#+ (.*)$", markdown, re.M)
-    own = re.findall(r'<a id=\\?"([^"\\]*)', markdown)  # in a notebook the quotes are escaped
-    return {*own, *(re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings)}
-
-
-FILES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *NOTEBOOKS]
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda p: p.name)
-def test_every_relative_link_leads_somewhere(file):
-    prose = text(nbformat.read(file, as_version=4)) if file.suffix == ".ipynb" else file.read_text()
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
-        if not target.startswith(("http://", "https://")):
-            path, _, anchor = target.partition("#")
-            there = (file.parent / path).resolve() if path else file
-            assert there.exists(), target
-            assert not anchor or anchor in anchors(there.read_text()), target
-
-
-SHORT = "helpers.toy helpers.draw three_axes.paper.schedules three_axes.paper.simulation".split()
-NAMES = {name.rpartition(".")[2]: name for name in [*map(module_of, BOOKS), *SHORT]}
-
-
-@pytest.mark.parametrize("number", BOOKS)
-def test_every_name_in_the_prose_exists(number):
-    for named in re.findall(r"`([\w.]+)(?:\([^`]*\))?`", text(BOOKS[number])):
-        first, *rest = named.split(".")
-        if first == "helpers" or first in NAMES and rest:
-            parts = [*NAMES.get(first, first).split("."), *rest]
-            for k in range(len(parts), 0, -1):
-                try:
-                    thing = importlib.import_module(".".join(parts[:k]))
-                    break
-                except ImportError:
-                    continue
-            for name in parts[k:]:
-                assert hasattr(thing, name), f"{named} does not exist"
-                thing = getattr(thing, name)
-
-
-# term -> the drop that explains it, in bold; no earlier drop may use it
-TERMS = dict(rank="01", twin="01", bucket="05", bubble="07", microbatch="07", budget="10", MFU="11")
-TERMS |= {"reduce-scatter": "02", "sequence parallelism": "06"}
-
-
-@pytest.mark.parametrize("term", TERMS)
-def test_a_term_is_explained_before_it_is_used(term):
-    elsewhere = r"(?s)\*\*Next\.\*\*.*|<[^>]+>|`[^`]*`|\[[^\]]*\]\([^)]*\)"  # of later drops, or code
-    for number, book in BOOKS.items():
-        if number < TERMS[term]:
-            found = re.search(rf"\b{term}s?\b", re.sub(elsewhere, "", text(book)))
-            assert not found, f"drop {number} uses {term!r}, which drop {TERMS[term]} explains"
-    assert re.search(rf"\*\*[^*]*{term}[^*]*\*\*", text(BOOKS[TERMS[term]]), re.I), (
-        f"drop {TERMS[term]} does not make {term!r} bold where it explains it"
-    )
