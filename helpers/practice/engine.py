@@ -178,7 +178,7 @@ class Compared(Exercise):
         text = beside.read_text(encoding="utf-8") if self.mistakes is None else self.mistakes
         self.rows = mistakes_of(text, self.name)
 
-    def _named(self, found: str) -> list[Mistake]:
+    def _rows_and(self, found: str) -> list[Mistake]:
         """All rows, and after them one without advice if `finds` has named a mistake that has no row."""
         return [*self.rows, *([Mistake(found)] if found else [])]
 
@@ -238,7 +238,7 @@ class Compared(Exercise):
         if parts is None and "messages" in truth.ranks[0] and (wasted := wasteful(mine, truth)):
             return wrong(wasted[0], f"{where}{wasted[1]}", *figures)
         found, seen = self.finds(mine, truth) or ("", "")
-        for row in self._named(found):
+        for row in self._rows_and(found):
             if row.name == found or self._does_the_same(row, mine, truth, does):
                 text = _text_of(row, seen if row.name == found else "")
                 name, text = self._described(row, mine, truth, parts, text) or (row.name, text)
@@ -335,7 +335,7 @@ class Compared(Exercise):
             return answer
         # An attempt that crashed on one rank alone has recorded nothing.
         found, seen = (mine.attempt and self.finds(mine, truth)) or ("", "")
-        for row in self._named(found):
+        for row in self._rows_and(found):
             raised = any(re.search(pattern, error) for pattern in row.errors for error in mine.errors)
             if raised or row.name == found:
                 text = f"{where}{_text_of(row, '' if raised else seen)}\n\n{mine.error.report}"
