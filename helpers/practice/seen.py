@@ -32,25 +32,19 @@ def _if(holds: object) -> Values:
     return () if holds else None
 
 
-UNITS = (
-    (2**10 / 10**3, "2¹⁰/10³", "KiB against kB"),
-    (2**20 / 10**6, "2²⁰/10⁶", "MiB against MB"),
-    (2**30 / 10**9, "2³⁰/10⁹", "GiB against GB"),
-)
+MIB = 2**20 / 10**6
 
 
 def multiple(times: float) -> str:
     """A factor in words, to stand before what it multiplies: '3 times', '1/512 of'."""
     near = lambda other: math.isclose(times, other, rel_tol=5 * TOLERANCE)
-    for unit, power, called in UNITS:
-        if near(unit) or near(1 / unit):
-            power = power if near(unit) else "/".join(reversed(power.split("/")))
-            return f"{times:.4f} = {power} times ({called})"
+    if near(MIB) or near(1 / MIB):
+        power = "2²⁰/10⁶" if near(MIB) else "10⁶/2²⁰"
+        return f"{times:.4f} = {power} times (MiB against MB)"
     if near(round(times)):
         return f"{round(times):,} times"
-    return (
-        f"1/{round(1 / times):,} of" if 0 < times < 1 and near(1 / round(1 / times)) else f"{times:.3g} times"
-    )
+    part = round(1 / times) if 0 < times < 1 else 0
+    return f"1/{part:,} of" if part and near(1 / part) else f"{times:.3g} times"
 
 
 # -- another form than the solution's -------------------------------------------------------------
