@@ -57,8 +57,8 @@ class Run:
 
     @property
     def standing(self) -> dict[int, dict]:
-        """Rank -> the send or receive that it is blocked in, if it is proven that these never end. {} if
-        there is no proof, or a rank is blocked in another operation.
+        """Rank -> the send or receive that it waits in, if no rank moved any more. {} if one did, or if a
+        rank waited in another operation.
         """
         if not (self.error and self.error.kind == "deadlock"):
             return {}
