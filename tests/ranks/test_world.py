@@ -5,7 +5,9 @@ import pdb
 import pickle
 import re
 import resource
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,6 +22,7 @@ from helpers import World
 from helpers.ranks import memory, output, server, together
 from helpers.ranks.failure import RankError, RanksInterrupted
 
+ROOT = Path(__file__).resolve().parents[2]
 # Limits in seconds are those of an idle laptop, times SLACK, because several tests run at once.
 SLACK = 5
 
@@ -428,6 +431,60 @@ def test_a_group_that_only_some_form_is_explained(world):
     form = lambda: dist.new_group([0, 1]) if dist.get_rank() == 0 else None
     text = str(fails(world, form, within=4, timeout=0.5))
     assert "rank 0 waited in new_group" in text and "Every rank must call new_group" in text
+
+
+def test_groups_of_different_ranks_are_told_as_such(world):
+    form = lambda: dist.new_group([0, 1] if dist.get_rank() < 2 else [2, 3]) and None
+    text = str(fails(world, form, within=9, timeout=0.8))
+    assert re.search(r"in new_group\(\[(0, 1|2, 3)\]\)", text), "one of the two finds the other's ranks"
+    assert "with the same ranks in the same order" in text
+    assert "same collective" not in text
+
+
+def test_a_stopped_rank_may_not_only_need_longer():
+    with World(2, timeout=1.5) as world:
+        stop = lambda: dist.barrier() if dist.get_rank() else os.kill(os.getpid(), signal.SIGSTOP)
+        text = str(fails(world, stop, within=9))
+    assert "rank 0 was stopped, by SIGSTOP or a debugger" in text and "only need longer" not in text
+
+
+def test_a_hang_is_told_under_pytorchs_debug_level_too(monkeypatch):
+    """At level DETAIL a collective blocks inside PyTorch's operator, until all ranks have called it."""
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    with World(2) as world:
+        error = fails(world, absent_of_two, within=6)
+    assert error.kind == "deadlock" and "rank 1 waits for rank 0, which did not come" in str(error)
+
+
+def absent_of_two():
+    if dist.get_rank():
+        dist.all_reduce(torch.ones(3))
+
+
+@pytest.mark.skipif(not shutil.which("unshare") or os.geteuid() != 0, reason="needs namespaces of its own")
+@pytest.mark.parametrize(
+    "within, said",
+    [
+        (["unshare", "-n"], "this machine's loopback interface is down"),
+        (
+            ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"],
+            "rank 1 waits for rank 0, which did not come",
+        ),
+    ],
+    ids=["no loopback", "no /proc"],
+)
+def test_a_machine_that_lacks_something_gets_a_sentence(tmp_path, within, said):
+    (tmp_path / "hangs.py").write_text(
+        "from helpers import World\nimport torch, torch.distributed as dist\n"
+        "def absent():\n    if dist.get_rank(): dist.all_reduce(torch.ones(3))\n"
+        "if __name__ == '__main__':\n    try: World(2).run(absent)\n    except RuntimeError as e: print(e)\n"
+    )
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [*within, sys.executable, str(tmp_path / "hangs.py")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    if "Operation not permitted" in done.stderr:
+        pytest.skip("this system allows no namespaces")
+    assert said in done.stdout and "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
 
 
 def test_arithmetic_that_cannot_be_left_costs_the_state_not_the_kernel(world):

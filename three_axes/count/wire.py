@@ -46,9 +46,11 @@ def is_lost(message: str) -> bool:
 
 def _sockets(but: Set[int] = frozenset()) -> dict[int, int]:
     """inode -> descriptor, for every socket of this process. but: descriptors to leave out. Several
-    descriptors may belong to one socket; one of them is returned.
+    descriptors may belong to one socket; one of them is returned. Empty if the system lists none.
     """
-    descriptors = {}
+    descriptors: dict[int, int] = {}
+    if not os.path.isdir("/dev/fd"):
+        return descriptors
     for descriptor in set(map(int, os.listdir("/dev/fd"))) - but:
         try:
             status = os.fstat(descriptor)
