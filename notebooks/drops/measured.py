@@ -62,14 +62,14 @@ def one_and_four(axis: str, split: Callable, step: Callable) -> dict[str, Step]:
     return made
 
 
-def product_speed() -> float:
-    """FLOP/s of a float32 matrix product on rank 0, while the others wait; they return 0. The matrices grow
-    until a product takes 10 ms.
+def product_speed(dtype: torch.dtype = torch.float32) -> float:
+    """FLOP/s of a matrix product on rank 0, while the others wait; they return 0. The matrices grow until a
+    product takes 10 ms.
     """
     device, n, seconds = current.rank.device, 512, 0.0
     while dist.get_rank() == 0 and seconds < 0.01:
         n *= 2
-        a = torch.randn(n, n, device=device)
+        a = torch.randn(n, n, device=device, dtype=dtype)
         seconds = min(devices.seconds_of(lambda: a @ a, device) for _ in range(5))
     dist.barrier()
     return 2 * n**3 / seconds if seconds else 0.0

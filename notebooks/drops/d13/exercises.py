@@ -87,6 +87,8 @@ def cost(job, cut):
     idle = (cut.p - 1) / (m * cut.v + cut.p - 1)
     bubble = (compute + tp) * idle / (1 - idle)
     sent, hides = 2 + job.g, (compute + tp) / m
+    if cut.zero == 0:
+        sent = 2 * job.g
     if cut.zero == 2:
         sent, hides = 2 + m * job.g, compute + tp
     if cut.zero == 3:
@@ -94,7 +96,8 @@ def cost(job, cut):
     dp = sent * share * (cut.d - 1) / cut.d / bandwidth(cut.d, cut.t)
     shows = max(dp / 5, dp - hides)
     port = job.W if cut.d * cut.t * cut.p <= job.node else job.R
-    sends = 2 * cut.v * m * 2 * T * job.h / cut.t / port if cut.p > 1 else 0
+    messages = 2 * cut.v * (m if cut.v == 1 else cut.p) if cut.p > 1 else 0
+    sends = messages * 2 * T * job.h / cut.t / port
     divided = [0, 12, 12 + job.g, 2 + job.g + 12][cut.zero]  # of the bytes a parameter, by ZeRO
     states = share * (2 + job.g + 12 - divided + divided / cut.d)
     chunks = 1 + (cut.p - 1) / (cut.p * cut.v) if cut.v > 1 else 1
@@ -159,6 +162,7 @@ _PROBES = (
     ({"C": 4e15}, (1, 32, 2, 1, 1, 1, 0)),
     ({"C": 4e15}, (1, 2, 1, 1, 1, 1, 0)),
     ({"C": 4e15, "R": 1e9}, (4, 8, 2, 1, 8, 1, 0)),  # sends, in chunks
+    ({"g": 4}, (2, 4, 8, 1, 1, 0, 0)),  # plain DP, gradients of 4 bytes
     ({"g": 2}, (2, 4, 8, 1, 1, 0, 0)),  # states by ZeRO's stage
     ({"g": 2}, (2, 1, 1, 1, 1, 2, 1)),
     ({"g": 2}, (2, 1, 1, 1, 1, 1, 1)),
