@@ -33,7 +33,7 @@ def human(n: float | None) -> str:
 
 
 class Table:
-    """Rows under named columns. `total` is a last row below a line.
+    """Rows under named columns. `total` is a last row below a line. `note` is a sentence below the table.
 
     Cells are strings: the caller chooses the digits. The first column and columns with sentences are aligned
     left, the others right.
@@ -42,7 +42,7 @@ class Table:
     def __init__(
         self, columns: list[str], rows: list[list[str]], total: list[str] | None = None, title: str = ""
     ):
-        self.columns, self.rows, self.total, self.title = columns, rows, total, title
+        self.columns, self.rows, self.total, self.title, self.note = columns, rows, total, title, ""
         self._left = [i == 0 or any(len(row[i]) > 32 for row in rows) for i in range(len(columns))]
 
     def __repr__(self) -> str:
@@ -69,7 +69,7 @@ class Table:
         rows.insert(1, rule)
         if self.total:
             rows.insert(-1, rule)
-        return "\n".join(([fold(self.title)] if self.title else []) + rows)
+        return "\n".join([*filter(None, [fold(self.title)]), *rows, *filter(None, [fold(self.note)])])
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -89,6 +89,7 @@ class Table:
         return (
             f'<table style="font-variant-numeric:tabular-nums">{caption if self.title else ""}'
             f"<thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>"
+            f"{f'<p>{escape(self.note)}</p>' if self.note else ''}"
         )
 
 

@@ -75,7 +75,7 @@ def exercises(
     """The exercises that the notebook checks, in order; only those in `cells` if given."""
     known = written(notebook.cells[0].source.split()[1])  # "# 07 · Microbatches …"
     code = "\n".join(cell.source for cell in cells or notebook.cells if cell.cell_type == "code")
-    return [known[name] for name in re.findall(r"(\w+)\.check\(", code)]
+    return [known[name] for name in re.findall(r"(\w+)\.check\(", code) if name in known]
 
 
 def minutes(notebook: nbformat.NotebookNode) -> tuple[int, int]:
@@ -159,7 +159,7 @@ class Course:
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 above = cell if PRACTICE.search(cell.source) else above
-            elif ".check(" in cell.source:
+            elif exercises(notebook, [cell]):
                 exercise = next(asked)
                 if above:
                     titled = rf"\1 · {exercise.level}, {exercise.minutes} minutes"

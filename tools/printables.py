@@ -140,7 +140,8 @@ def _worksheet(path: Path) -> str:
     outputs = (o.get("data", {}).get("text/plain", "") for c in cells for o in c.get("outputs", ()))
     predicted = [text.replace("○", "☐") for text in outputs if "\n  ○ " in text]
     practice = re.findall(r"(?m)^## Practice: .* · (.*)\n\n((?:(?!#).*\n?)*)", markdown)
-    stubs = (re.search(r"(?ms)^def .*?(?=^    \.\.\.)", c.source) for c in cells if ".check(" in c.source)
+    checked = (c.source for c in cells if ".check(" in c.source and "return ..." not in c.source)
+    stubs = (re.search(r"(?ms)^def .*?(?=^    \.\.\.)", source) for source in checked)
     questions = re.findall(r"<summary>(\d\. .*?)</summary>", markdown)
     columns = re.findall(r"(?m)^\|(.*)\|\s*$", markdown.split("## Cheat sheet")[1])[0].split("|")
     lines = '<p class="line"></p>'

@@ -116,13 +116,15 @@ def exercises() -> dict[str, list[str]]:
 
 @cache
 def lessons() -> dict[str, list[str]]:
-    """Drop -> the names of the exercises that its notebook checks before the part for another day."""
+    """Drop -> the names of the exercises that its notebook checks before the part for another day. Lines of
+    the cost model are none.
+    """
     names = {}
     for path in notebooks():
         sources = (cell["source"] for cell in read_book(path)["cells"])
         lesson = "\n".join(itertools.takewhile(lambda source: not source.startswith(LATER), sources))
         known, checked = written(drop_number(path)), re.findall(r"(\w+)\.check\(", lesson)
-        names[drop_number(path)] = [known[variable].name for variable in checked]
+        names[drop_number(path)] = [known[variable].name for variable in checked if variable in known]
     return names
 
 

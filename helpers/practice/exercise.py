@@ -141,7 +141,8 @@ class Exercise:
 
     judge: gives the verdict, unless a subclass does. It need not catch a RankError, which becomes 'crashed',
     with the ranks' own report. without: names of the course's own functions that would do the work. minutes:
-    the time for a reader who is new to torch.distributed, wrong attempts included.
+    the time for a reader who is new to torch.distributed, wrong attempts included. noted: whether attempts
+    are noted in the reader's progress.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Exercise:
     hints: list[str] = field(kw_only=True)
     without: tuple[str, ...] = field(default=(), kw_only=True)
     minutes: int = field(kw_only=True)
+    noted: bool = field(default=True, kw_only=True)
     # A number that grows: a drop's exercises are sorted by it.
     made: int = field(default_factory=itertools.count().__next__, init=False)
     _shown: list[int] = field(default_factory=list, init=False)  # places of the hints that were shown
@@ -192,7 +194,7 @@ class Exercise:
                 f"Your function calls the course's own `{answer.helped}`, so this attempt is not counted."
             )
             answer.text = f"{answer.text} {sentence}"
-        if answer.kind == "not counted" or answer.helped or attempt is self.reference:
+        if answer.kind == "not counted" or answer.helped or attempt is self.reference or not self.noted:
             return answer
         self._mistake = answer.misconception or ""
         passed.note(self.name, None if answer.kind == "right" else answer.misconception or answer.kind)

@@ -280,7 +280,7 @@ PARTS = dict(L=40, b=4, h=5120, t=2, k=32.2)  # of drop 10's 13B
 OWN = d13.cost(*d13.as_written(d13.the_plan().job, d13.the_plan().best.layout)).seconds
 BOXES = {
     "01": [human(1.5 * 4 * N), human(1.5 * 4 * 4 * 4 * BSH), human(2 * 4 * BSH)],
-    "02": [f"for a tensor of 1 MB a rank sent {2 * 7 / 8 * 1:.2f} MB"],
+    "02": [human(2 * (d - 1) / d * 4 * N) for d in (2, 3, 4, 8)],
     "03": [human(4 * 4 * 2 * 3 / 4 * BSH * 4)],
     "04": [human(2 * BSH * 4)],
     "05": [RULE(8, 554e12, 342e9), RULE(8, 554e12, 34e9)],

@@ -15,6 +15,7 @@ import nbformat
 import pytest
 from matplotlib.image import imread
 
+from drops.lines import Line
 from helpers.practice import cards
 from helpers.practice.books import drop_number, module_of
 from helpers.practice.exercise import Exercise
@@ -152,11 +153,13 @@ def a_practice_cell_runs_alone_and_its_solution_where_it_is_pasted(path, noteboo
     drop = importlib.import_module(module_of(drop_number(path)))
     checked = lambda cell: re.findall(r"(\w+)\.check\(", cell.source)
     cells = {name: cell.source for cell in code(notebook) for name in checked(cell)}
-    assert set(cells) == {name for name, x in vars(drop).items() if isinstance(x, Exercise)}
+    lines = {name: x for name, x in vars(drop).items() if isinstance(x, Line)}
+    assert set(cells) == {name for name, x in vars(drop).items() if isinstance(x, Exercise)} | set(lines)
     for name, source in cells.items():
         here = {}
         exec(source, here)
-        missed = _names_used(getattr(drop, name).reference.__code__) - set(here) - set(dir(builtins))
+        solution = lines[name].ours if name in lines else getattr(drop, name).reference
+        missed = _names_used(solution.__code__) - set(here) - set(dir(builtins))
         assert not missed, (name, missed)
 
 

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from drops import measured
+from drops import lines, measured
 from drops.measured import Step
 from helpers import toy
-from helpers.practice import line
 from helpers.ranks import World
+from three_axes.count import Traffic
+from three_axes.table import Table, human
 
+line = lines.all_reduce  # the reader's, or the course's
+GRADIENTS = 4 * lines.TOY  # bytes of the toy's gradients
 OPTIMIZERS = {"SGD": (torch.optim.SGD, 0.1), "AdamW": (torch.optim.AdamW, 0.001)}  # name -> (class, rate)
 
 
@@ -49,16 +52,23 @@ def twin_after(steps: int) -> tuple[torch.nn.Module, float]:
     return twin, loss
 
 
-def sent_in_all_reduce(world: World, megabytes: float) -> float:
-    """Megabytes that a rank sends in an all-reduce of `megabytes`: on the wire, or counted where the system
-    does not count the wire.
-    """
+def sent_in_all_reduce(ranks: int) -> Traffic:
+    """What the ranks send in an all-reduce of the toy's gradients."""
 
     def run():
-        dist.all_reduce(torch.ones(round(megabytes * 250_000)))
+        dist.all_reduce(torch.ones(GRADIENTS // 4))
 
-    world.run(run)
-    return (world.traffic.wire[0] or world.traffic.counted[0]) / 1e6
+    with World(ranks) as world:
+        world.run(run)
+        return world.traffic
+
+
+def table(sent: dict[int, Traffic]) -> Table:
+    """The bytes of rank 0 in three ways. sent: number of ranks -> what they sent."""
+    rows = [traffic.against(line(GRADIENTS, n)).rows[0][1:] for n, traffic in sent.items()]
+    columns = ["ranks", "predicted", "counted", "on the wire", "wire ÷ predicted"]
+    title = f"bytes sent by rank 0, to sum {human(GRADIENTS)}"
+    return line.below(Table(columns, [[str(n), *row] for n, row in zip(sent, rows)], title=title))
 
 
 def one_and_four() -> dict[str, Step]:
@@ -66,16 +76,12 @@ def one_and_four() -> dict[str, Step]:
     return measured.one_and_four("dp", lambda model: model, toy.data_parallel_step)
 
 
-def answer(sent: float, options: Sequence[str]) -> tuple[str, str]:
-    """The arguments of `guess.reveal`. sent: megabytes that a rank sent to all-reduce 1 MB."""
-    fits = (option for option in options if option.startswith(f"{sent:.2f}·S"))
+def answer(sent: Traffic, options: Sequence[str]) -> tuple[str, str]:
+    """The arguments of `guess.reveal`. sent: what eight ranks sent in an all-reduce of the gradients."""
+    times = f"{(sent.wire[0] or sent.counted[0]) / GRADIENTS:.2f}·S"
+    fits = (option for option in options if option.startswith(times))
     why = (
-        f"14 steps of *S*/8: for a tensor of 1 MB a rank sent {sent:.2f} MB. On *d* ranks it is"
-        " 2(*d*−1)/*d* · *S*. The factor never reaches 2, however many ranks you add. That is why data"
-        " parallelism scales."
+        "14 steps of *S*/8. On *d* ranks it is 2(*d*−1)/*d* · *S*. The factor never reaches 2, however many"
+        " ranks you add. That is why data parallelism scales."
     )
-    return next(fits, f"none of these: {sent:.2f}·S"), why
-
-
-# Checks the number in the notebook's first code cell: examples of a rank.
-first_line = line(2, "Each rank has 2 of the 8, and all of the model.", "The ranks share the batch evenly.")
+    return next(fits, f"none of these: {times}"), why

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from typing import NamedTuple
 
-from helpers.practice import Answer, Asked, Run, WrongForm, beside, names_in, number, right
+from drops import lines
+from drops.lines import Cost
+from helpers.practice import Answer, Asked, Run, WrongForm, number, right
 from three_axes.paper import by_hand
 from three_axes.plan import CLUSTERS, FRAMEWORKS, Estimate, Job, Layout, estimate, find_model
 from three_axes.table import human
@@ -53,22 +53,6 @@ class Cut(NamedTuple):
         more = f", v {self.v}" * (self.v > 1) + f", b {self.b}" * (self.b > 1)
         more += f", ZeRO-{self.zero}" * (self.zero != 1) + ", recompute" * bool(self.again)
         return f"{self.d} · {self.t} · {self.p}{more}"
-
-
-class Cost(NamedTuple):
-    """What a step costs: five terms in seconds, whose sum is the step; and bytes on the fullest GPU."""
-
-    compute: float
-    tp: float
-    bubble: float
-    dp: float
-    sends: float
-    memory: float
-
-    @property
-    def seconds(self) -> float:
-        """The step: the sum of the five terms."""
-        return sum(self[:5])
 
 
 def cost(job, cut):
@@ -298,8 +282,8 @@ class _TermByTerm(Asked):
     def verdict(self, attempt: Callable) -> Answer:
         """As for other exercises, and a right attempt is written into a file for drop 14."""
         answer = super().verdict(attempt)
-        if answer.kind == "right":
-            answer.text += f" {_keep(attempt)}"
+        if answer.kind == "right" and attempt is not self.reference:
+            answer.text += f" {lines.keep(attempt, 'cost', 'Drop 13. The Cost of a step.')}"
         return answer
 
 
@@ -321,56 +305,20 @@ def _as_near(run: Run) -> Answer:
 
 # -- how the reader's function reaches drop 14
 
-FILE = "cost_model.py"
-HEAD = '''"""A cost model of a training step, in your own lines. Drop 13 checked it; drop 14 uses it."""
 
-from drops.d13 import Cost, Cut, Given
-
-
-'''
-
-
-def _keep(attempt: Callable) -> str:
-    """Write a checked function, and the functions that it calls, into a file beside the reader's progress.
-    Returns a sentence that says so, or why it was not written; '' if no progress is kept.
-    """
-    path = beside(FILE)
-    if path is None:
-        return ""
+def _off(function: Callable) -> str:
+    """'' if a function of (job, cut) is near enough to the solution in all cases, else a sentence."""
+    cases = _cases()
     try:
-        sources = [textwrap.dedent(inspect.getsource(function)) for function in (*_called(attempt), attempt)]
-        source = HEAD + "\n\n".join(sources)
-        again = _made(source)
-        same = all(again(*case) == attempt(*case) for case in _cases())
-    except Exception:  # whatever it raises, for example for a name of the notebook's, it does not run alone
-        same = False
-    if not same:
-        return (
-            f"It uses names from outside of it, so {path.name} was not written, and drop 14 takes our lines."
-            " Put what it needs into it, and check again."
-        )
-    try:
-        path.write_text(source, encoding="utf-8")
-    except OSError as e:
-        return f"{path.name} could not be written ({e.strerror}): drop 14 takes our lines."
-    return f"Your function is now in {path.name}, and drop 14 uses it."
+        values = [Cost(*map(number, function(*case))) for case in cases]
+    except Exception as e:  # whatever the reader's function raises
+        return f"it ends with {type(e).__name__}: {e}"
+    run, truth = (Run(cases, [{"values": of}]) for of in (values, [cost(*case) for case in cases]))
+    off = (term for term in Cost._fields if _farthest(run, truth, term)[0] > NEAR)
+    return next((_text_on(term, run, truth) for term in off), "")
 
 
-def _called(function: Callable) -> list[Callable]:
-    """The functions that a function calls by name, and those that they call, of the same notebook or file."""
-    found = [function]
-    for one in found:
-        others = (one.__globals__.get(name) for name in sorted(names_in(one)))
-        alike = (f for f in others if inspect.isfunction(f) and f.__module__ == function.__module__)
-        found += [f for f in alike if f not in found]
-    return found[:0:-1]
-
-
-def _made(source: str) -> Callable:
-    """The last function in a source."""
-    names: dict = {}
-    exec(compile(source, FILE, "exec"), names)
-    return [x for x in names.values() if inspect.isfunction(x)][-1]
+lines.JUDGES["cost"] = _off
 
 
 @dataclass
@@ -389,20 +337,15 @@ class Lines:
 
 
 def your_lines() -> Lines:
-    """The reader's function, from the file that the check of drop 13 wrote; the solution if there is no file.
-
-    Raises ValueError for a file that does not run.
+    """The reader's `cost` where the check of drop 13 kept it; the solution if there is none, or if it is not
+    right any more.
     """
-    path = beside(FILE)
-    if path is None or not path.is_file():
-        return Lines(cost, "our lines", "for the practice of drop 13 is not passed here")
-    try:
-        function = _made(path.read_text(encoding="utf-8"))
-    except Exception as e:  # the reader may have changed the file
-        raise ValueError(
-            f"{path.name} does not run ({type(e).__name__}: {e}); mend it, or delete it and check again in 13"
-        ) from None
-    return Lines(function, "your lines", f"from {path.name}")
+    kept = lines.kept()
+    if mine := kept.right.get("cost"):
+        return Lines(mine, "your lines", f"the last of them{kept.where}")
+    if why := kept.broken.get("cost"):
+        return Lines(cost, "our lines", f"because of your `cost`{kept.where}: {why}")
+    return Lines(cost, "our lines", "for the practice of drop 13 is not passed here")
 
 
 written = _TermByTerm(

@@ -1,0 +1,571 @@
+"""The lines of the cost model. The reader writes them, one or two a drop, and each is used from then on.
+
+`from drops.lines import all_reduce` gives the reader's line if it is right, else the course's. A right line
+is kept in cost_model.py beside the reader's progress: a file to open, to edit, and to take along. Units:
+bytes, seconds, bytes and operations a second; shares from 0 to 1.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import FunctionType
+from typing import NamedTuple
+
+from helpers.practice import Answer, Exercise, beside, names_in, number, right, wrong
+from three_axes.table import Table, human
+
+FILE, OLD = "cost_model.py", "cost_model_before.py"
+HEAD = '''"""Your cost model, a line a drop.
+
+Change what you like: the course takes each line from here while it is right.
+"""
+
+from drops.lines import *  # the course's, in place of lines that are not here
+'''
+# Names of the course that a kept function may use, besides Python's own.
+__all__ = ["Cost"]
+
+
+class Cost(NamedTuple):
+    """What a step costs: five terms in seconds, whose sum is the step; and bytes on the fullest GPU."""
+
+    compute: float
+    tp: float
+    bubble: float
+    dp: float
+    sends: float
+    memory: float
+
+    @property
+    def seconds(self) -> float:
+        """The step: the sum of the five terms."""
+        return sum(self[:5])
+
+
+class _Judged(Exercise):
+    """A line's check, without hints."""
+
+    @property
+    def _solution(self) -> str:
+        source = super()._solution
+        return source[source.index("def ") :]  # without the decorator
+
+
+class Line:
+    """A line of the cost model: a call is answered by the reader's function if it is right, else by the
+    course's.
+
+    ours: the course's function. drop: where it is written. what: a sentence with units, for the reader's
+    file. cases: a text -> arguments; the first are this drop's own sizes. found: what contradicts a wrong
+    line there ('the wire says'). shown(value): a value as text. mistakes: name -> (a wrong function, a
+    sentence).
+    """
+
+    def __init__(
+        self,
+        ours: Callable,
+        drop: str,
+        what: str,
+        cases: dict[str, tuple],
+        found: str,
+        shown: Callable[[float], str] = human,
+        mistakes: dict[str, tuple[Callable, str]] | None = None,
+    ):
+        self.ours, self.name, self.drop, self.what = ours, ours.__name__, drop, what
+        self.cases, self.found, self.shown, self.mistakes = cases, found, shown, mistakes or {}
+        self.exercise = _Judged(self.name, ours, self._judge, hints=[], minutes=2, noted=False)
+        self.__doc__ = ours.__doc__
+
+    def __repr__(self) -> str:
+        whose = "yours" if self.name in kept().right else "the course's"
+        return f"{self.name}{inspect.signature(self.ours)}: {whose}"
+
+    def __call__(self, *args, **options) -> float:
+        given = inspect.signature(self.ours).bind(*args, **options)
+        given.apply_defaults()
+        return self.whose(*given.args)
+
+    @property
+    def whose(self) -> Callable:
+        """The reader's function if it is right, else the course's; always that while a line is judged."""
+        return self.ours if _judging else kept().right.get(self.name, self.ours)
+
+    def check(self, attempt: Callable) -> Answer:
+        """Judge a reader's function. A right one is kept, and used from then on."""
+        answer = self.exercise.check(attempt)
+        if answer.kind == "right" and attempt is not self.ours:
+            answer.text += f" {keep(attempt, self.name, f'Drop {self.drop}. {self.what}')}"
+        return answer
+
+    def solution(self):
+        """The course's line."""
+        return self.exercise.solution()
+
+    def below(self, table: Table) -> Table:
+        """A table whose column "predicted" is of this line, and below it a sentence on whose line that is:
+        none for the course's.
+        """
+        mine = kept()
+        if self.name in mine.right:
+            table.note = f"predicted: by your {self.name}{mine.where}"
+        elif why := mine.broken.get(self.name):
+            table.note = f"predicted: by the course's {self.name}, because of yours{mine.where}: {why}"
+        return table
+
+    def wrong(self, attempt: Callable) -> str:
+        """'' if a function is right in all cases, else a sentence on the first in which it is not."""
+        for i, (where, given) in enumerate(self.cases.items()):
+            with _ours_alone():
+                try:
+                    mine = number(attempt(*given))
+                except Exception as e:  # whatever the reader's line raises
+                    return f"{where}: yours ends with {type(e).__name__}: {e}."
+            truth = self.ours(*given)
+            if abs(mine - truth) > 1e-6 * max(abs(truth), 1e-12):
+                said, true = self.shown(mine), self.shown(truth)
+                if said == true:
+                    said, true = f"{mine:.6g}", f"{truth:.6g}"
+                return f"{where}: yours says {said}, {'right is' if i else self.found} {true}."
+        return ""
+
+    def _judge(self, attempt: Callable) -> Answer:
+        if isinstance(attempt, Line):
+            return wrong("the course's own line", f"Write `{self.name}` yourself, in this cell.")
+        if getattr(attempt, "__name__", "") != self.name:
+            return wrong("another name", f"Call your function `{self.name}`.")
+        if not (text := self.wrong(attempt)):
+            return right("Right.")
+        for name, (other, why) in self.mistakes.items():
+            if all(_alike(attempt, other, given) for given in self.cases.values()):
+                return wrong(name, f"{text} {why}")
+        return wrong("another figure", text)
+
+
+def _alike(mine: Callable, other: Callable, given: tuple) -> bool:
+    with _ours_alone():
+        try:
+            a, b = number(mine(*given)), number(other(*given))
+        except Exception:  # whatever the reader's line raises
+            return False
+    return abs(a - b) <= 1e-6 * max(abs(a), abs(b))
+
+
+_judging = False
+
+
+@contextmanager
+def _ours_alone() -> Iterator[None]:
+    """While a line is judged, the lines that it calls are the course's."""
+    global _judging
+    before, _judging = _judging, True
+    try:
+        yield
+    finally:
+        _judging = before
+
+
+# -- the reader's file
+
+
+class Kept(NamedTuple):
+    """What the reader's lines are. right: name -> function. broken: name -> why it is not used. where: ' of
+    cost_model.py', or '' if they are not in a file.
+    """
+
+    right: dict[str, Callable]
+    broken: dict[str, str]
+    where: str
+
+
+JUDGES: dict[str, Callable[[Callable], str]] = {}  # name -> a function that returns '' for a right one
+_in_kernel = [""]  # the source of right lines where no file is written
+
+
+def kept() -> Kept:
+    """The reader's lines: those of the file, or those of this kernel where no progress is kept."""
+    path = beside(FILE)
+    if path is None:
+        return _read(_in_kernel[0], "", tuple(JUDGES)) if _in_kernel[0] else Kept({}, {}, "")
+    return _of_file(path, _stamp(path), tuple(JUDGES))
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+@cache
+def _of_file(path: Path, stamp: tuple[int, int] | None, judged: tuple[str, ...]) -> Kept:
+    if stamp is None:
+        return Kept({}, {}, "")
+    try:
+        return _read(path.read_text(encoding="utf-8"), f" in {path.name}", judged)
+    except (OSError, UnicodeDecodeError) as e:
+        return Kept({}, dict.fromkeys(judged, f"it cannot be read ({e})"), f" in {path.name}")
+
+
+@cache
+def _read(source: str, where: str, judged: tuple[str, ...]) -> Kept:
+    """The right functions of a source, each judged with the course's in place of the others. They call each
+    other as LINES, which are the reader's where these are right.
+    """
+    names: dict = {}
+    try:
+        exec(compile(source, FILE, "exec"), names)
+    except Exception as e:  # the reader may have changed the file
+        return Kept({}, dict.fromkeys(judged, f"it does not run ({type(e).__name__}: {e})"), where)
+    theirs = {name: names[name] for name in judged if isinstance(names.get(name), FunctionType)}
+    names.update(LINES)
+    with _ours_alone():
+        broken = {name: why for name, function in theirs.items() if (why := JUDGES[name](function))}
+    return Kept({name: one for name, one in theirs.items() if name not in broken}, broken, where)
+
+
+def keep(function: Callable, name: str, comment: str) -> str:
+    """Write a right function, and the functions of the notebook that it calls, into the reader's file, each
+    in place of an earlier one. Returns a sentence that says so, or why it was not written.
+    """
+    try:
+        functions = {one.__name__: textwrap.dedent(inspect.getsource(one)) for one in _called(function)}
+    except (OSError, TypeError):
+        return "Its source cannot be read, so it is not kept."
+    path, before, sentence = beside(FILE), _in_kernel[0] or HEAD, ""
+    if path is not None:
+        before, sentence = _before(path)
+    source = before
+    for one, text in functions.items():
+        note = f"# {comment}\n" if one == name else ""
+        source = f"{_without(source, one).rstrip()}\n\n\n{note}{text.strip()}\n"
+    if name not in _read(source, "", tuple(JUDGES)).right:
+        return (
+            "It uses names from outside of it, so it is not kept, and the course's line is used. Put what it"
+            " needs into it, and check again."
+        )
+    if path is None:
+        _in_kernel[0] = source
+        return f'From here on the column "predicted" is yours, until the kernel ends.{_to_copy()}'
+    try:
+        path.write_text(source, encoding="utf-8")
+    except OSError as e:
+        return f"{path.name} could not be written ({e.strerror}), so the course's line is used."
+    return f"It is kept in {path.name}, and used from here on.{sentence}{_to_copy()}"
+
+
+def _to_copy() -> str:
+    """On Colab each drop is a new machine, without the reader's file."""
+    if "google.colab" not in sys.modules:
+        return ""
+    return " On Colab the next drop runs on a new machine: take this cell along, and run it there."
+
+
+def _before(path: Path) -> tuple[str, str]:
+    """(the text of the reader's file, a sentence if another file was in its place and is renamed)."""
+    if not path.is_file():
+        return HEAD, ""
+    source = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        ast.parse(source)
+        if "from drops.lines import" in source:
+            return source, ""
+    except SyntaxError:
+        pass
+    path.rename(path.with_name(OLD))
+    return HEAD, f" ({path.name} was another file, or did not run: it is now {OLD}.)"
+
+
+def _without(source: str, name: str) -> str:
+    """The source without its function of this name, and without the comment above it."""
+    lines = source.splitlines()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            first = node.lineno - 1
+            while first and lines[first - 1].startswith("#"):
+                first -= 1
+            return "\n".join([*lines[:first], *lines[node.end_lineno :]])
+    return source
+
+
+def _called(function: Callable) -> list[Callable]:
+    """A function, behind the functions of its notebook that it calls, and those that they call. Other lines
+    are not among them: they have checks of their own.
+    """
+    found = [function]
+    for one in found:
+        others = (one.__globals__.get(name) for name in sorted(names_in(one) - set(JUDGES)))
+        alike = (f for f in others if inspect.isfunction(f) and f.__module__ == function.__module__)
+        found += [f for f in alike if f not in found]
+    return found[::-1]
+
+
+# -- the lines
+
+LINES: dict[str, Line] = {}
+
+
+def _line(drop: str, what: str, cases: dict[str, tuple], found: str, **more) -> Callable[[Callable], Line]:
+    def made(ours: Callable) -> Line:
+        one = LINES[ours.__name__] = Line(ours, drop, what, cases, found, **more)
+        JUDGES[one.name] = one.wrong
+        __all__.append(one.name)
+        return one
+
+    return made
+
+
+TOY = 3_297_792  # parameters of the toy whose hidden size is 256
+
+
+@_line(
+    "02",
+    "Bytes that a rank sends, to sum S bytes over d ranks.",
+    {
+        "13.2 MB on 4 ranks": (4 * TOY, 4),
+        "13.2 MB on 3 ranks": (4 * TOY, 3),
+        "13.2 MB on 2 ranks": (4 * TOY, 2),
+        "1 GB on 64 ranks": (1e9, 64),
+        "1 GB on 1 rank": (1e9, 1),
+    },
+    "the wire says",
+    mistakes={
+        "half of the way": (
+            lambda S, d: (d - 1) / d * S,
+            "The finished chunks go round too: as many steps once more.",
+        ),
+        "the whole tensor in each step": (
+            lambda S, d: 2 * (d - 1) * S,
+            "In each step a rank sends a chunk, S/d.",
+        ),
+    },
+)
+def all_reduce(S, d):
+    return 2 * (d - 1) / d * S
+
+
+@_line(
+    "03",
+    "Bytes that a rank sends for TP: L layers, T tokens, numbers of e bytes; t ranks share each matrix.",
+    {
+        "4 layers, h = 256, 256 tokens, 4 ranks, 4 bytes a number": (4, 256, 256, 4, 4),
+        "80 layers, h = 8,192, 8,192 tokens, 8 ranks, 2 bytes": (80, 8192, 8192, 8, 2),
+        "2 layers, h = 64, 1,024 tokens, 2 ranks, 2 bytes": (2, 64, 1024, 2, 2),
+        "4 layers, h = 256, 256 tokens, 1 rank, 4 bytes": (4, 256, 256, 1, 4),
+    },
+    "the wire says",
+    mistakes={
+        "one all-reduce a layer": (
+            lambda L, h, T, t, e: L * all_reduce(e * T * h, t),
+            "A layer has an attention and an MLP, each with one all-reduce forward and one backward.",
+        ),
+        "tensors without an all-reduce's factor": (
+            lambda L, h, T, t, e: 4 * L * e * T * h,
+            "An all-reduce of S bytes sends all_reduce(S, t).",
+        ),
+    },
+)
+def tp_sends(L, h, T, t, e=2):
+    return 4 * L * all_reduce(e * T * h, t)
+
+
+def _seconds(x: float) -> str:
+    return f"{x:.3g} s" if x >= 1 else f"{1e3 * x:.3g} ms"
+
+
+@_line(
+    "03",
+    "Seconds to compute T tokens: N parameters, L layers of width h, sequences of s, C operations a second.",
+    {
+        "the toy's 256 tokens at 10⁹ operations a second": (TOY, 4, 256, 32, 256, 1e9),
+        "8·10⁹ parameters, 32 layers, h = 4,096, 8,192 tokens of a sequence of 8,192, 554·10¹² a second": (
+            *(8e9, 32, 4096, 8192, 8192, 554e12),
+        ),
+        "the same with a sequence of 131,072": (8e9, 32, 4096, 131072, 131072, 554e12),
+        "no parameters, 1 layer, h = 1, s = 1, 1 token, 1 a second": (0, 1, 1, 1, 1, 1),
+    },
+    "by both addends it is",
+    shown=_seconds,
+    mistakes={
+        "forward alone": (
+            lambda N, L, h, s, T, C: 2 * N * T / C + 2 * L * T * s * h / (0.8 * C),
+            "Backward takes twice as many operations as forward: 2 and 4 a parameter and token.",
+        ),
+        "attention as fast as a product": (
+            lambda N, L, h, s, T, C: 6 * N * T / C + 6 * L * T * s * h / C,
+            "Attention reaches 0.8 of C: divide by 0.8·C.",
+        ),
+    },
+)
+def compute(N, L, h, s, T, C):
+    return 6 * N * T / C + 6 * L * T * s * h / (0.8 * C)
+
+
+@_line(
+    "04",
+    "Bytes over one boundary, one way: T tokens of width h, numbers of e bytes, over t ranks of a stage.",
+    {
+        "256 tokens, h = 256, 4 bytes a number": (256, 256, 1, 4),
+        "8,192 tokens, h = 8,192, 2 bytes, a stage of 8 ranks": (8192, 8192, 8, 2),
+        "1,024 tokens, h = 64, 2 bytes, a stage of 2 ranks": (64, 1024, 2, 2),
+    },
+    "the wire says",
+    mistakes={
+        "there and back": (
+            lambda h, T, t, e: 2 * e * T * h / t,
+            "Asked is one way. The gradient's way back is another message.",
+        ),
+        "whole on each TP rank": (
+            lambda h, T, t, e: e * T * h,
+            "Under TP each of a stage's t ranks sends its 1/t of the numbers.",
+        ),
+    },
+)
+def stage_sends(h, T, t=1, e=2):
+    return e * T * h / t
+
+
+@_line(
+    "05",
+    "Seconds by which a collective of A seconds makes a step longer, under work of `hides` seconds.",
+    {
+        "an all-reduce of 451 ms, under a backward of 160 ms": (0.451, 0.160),
+        "an all-reduce of 902 ms, under a backward of 160 ms": (0.902, 0.160),
+        "an all-reduce of 113 ms, under a backward of 160 ms": (0.113, 0.160),
+        "an all-reduce of 100 ms, under a backward of 90 ms": (0.1, 0.09),
+        "none": (0.0, 0.160),
+    },
+    "what shows is",
+    shown=_seconds,
+    mistakes={
+        "no tail": (
+            lambda A, hides: max(0.0, A - hides),
+            "The last bucket has no backward left to hide it: A/5 shows always.",
+        ),
+        "both together": (
+            lambda A, hides: A / 5 + max(0.0, A - hides),
+            "The larger of the two shows, not their sum.",
+        ),
+    },
+)
+def shows(A, hides):
+    return max(A / 5, A - hides)
+
+
+_percent = "{:.2%}".format
+
+
+@_line(
+    "07",
+    "The share of the step in which a rank of a pipeline idles: m microbatches, p stages, v chunks a stage.",
+    {
+        "m = 8, p = 4": (8, 4, 1),
+        "m = 32, p = 8": (32, 8, 1),
+        "m = 1, p = 4": (1, 4, 1),
+        "m = 8, p = 1": (8, 1, 1),
+        "m = 16, p = 8, v = 4": (16, 8, 4),
+    },
+    "the timeline says",
+    shown=_percent,
+    mistakes={
+        "idle over busy time": (
+            lambda m, p, v: (p - 1) / (m * v),
+            "Divide by the whole step: the work of m microbatches, and the waiting for p − 1.",
+        ),
+        "v is left out": (
+            lambda m, p, v: (p - 1) / (m + p - 1),
+            "With v chunks a stage works on m·v pieces, and waits for p − 1 pieces.",
+        ),
+    },
+)
+def bubble(m, p, v=1):
+    return (p - 1) / (m * v + p - 1)
+
+
+@_line(
+    "08",
+    "Bytes a second that a group's all-reduce reaches: its ranks, `stride` numbers apart; `node` ranks in a"
+    " node; W of a link, R of a port.",
+    {
+        "two ranks side by side, nodes of 4, W = 20 MB/s, R = 1 MB/s": (2, 1, 4, 20e6, 1e6),
+        "two ranks, 2 apart": (2, 2, 4, 20e6, 1e6),
+        "two ranks, 4 apart": (2, 4, 4, 20e6, 1e6),
+        "all eight": (8, 1, 4, 20e6, 1e6),
+        "four ranks, 2 apart": (4, 2, 4, 20e6, 1e6),
+        "two ranks, 8 apart": (2, 8, 4, 20e6, 1e6),
+        "all eight, R = 10 MB/s": (8, 1, 4, 20e6, 10e6),
+    },
+    "an all-reduce reaches",
+    shown=lambda x: f"{human(x)}/s",
+    mistakes={
+        "one port for all": (
+            lambda ranks, stride, node, W, R: W if ranks * stride <= node else min(W, R),
+            "Each of the group's ranks in a node has a port: node // stride of them.",
+        ),
+        "faster than a link": (
+            lambda ranks, stride, node, W, R: W if ranks * stride <= node else R * max(1, node // stride),
+            "A rank's own link is on the way: never more than W.",
+        ),
+    },
+)
+def bandwidth(ranks, stride, node, W, R):
+    return W if ranks * stride <= node else min(W, R * max(1, node // stride))
+
+
+@_line(
+    "09",
+    "Bytes of states of n parameters on a rank: w, g and o bytes each of weights, gradients and optimizer;"
+    " zero, 0 to 3, divides some by d.",
+    {
+        "the toy on 4 ranks under ZeRO-1, 4 + 4 + 8 bytes": (TOY, 4, 1, 4, 4, 8),
+        "under ZeRO-2": (TOY, 4, 2, 4, 4, 8),
+        "under ZeRO-3": (TOY, 4, 3, 4, 4, 8),
+        "without ZeRO": (TOY, 4, 0, 4, 4, 8),
+        "13·10⁹ on 8 ranks under ZeRO-1, 2 + 4 + 12": (13e9, 8, 1, 2, 4, 12),
+        "13·10⁹ on 8 ranks under ZeRO-2, 2 + 4 + 12": (13e9, 8, 2, 2, 4, 12),
+    },
+    "the ranks hold",
+    mistakes={
+        "all divided by d": (
+            lambda n, d, zero, w, g, o: n * (w + g + o) / (d if zero else 1),
+            "ZeRO-1 divides the optimizer's bytes alone, ZeRO-2 the gradients' too.",
+        ),
+        "ZeRO-2 divides the optimizer alone": (
+            lambda n, d, zero, w, g, o: (
+                n * ((w + g + o) / d if zero == 3 else w + g + (o / d if zero else o))
+            ),
+            "ZeRO-2 divides gradients and optimizer.",
+        ),
+    },
+)
+def states(n, d, zero, w=2, g=2, o=12):
+    divided = [0, o, o + g, w + g + o][zero]
+    return n * (w + g + o - divided + divided / d)
+
+
+@_line(
+    "10",
+    "Bytes of activations that L layers of width h keep for T tokens: k bytes a number, over t ranks.",
+    {
+        "the larger toy's 4 blocks, h = 64, 640 tokens, 64 bytes a number": (4, 64, 640, 1, 64),
+        "the same, recomputed, 4 bytes": (4, 64, 640, 1, 4),
+        "the 13B's 40 layers, h = 5,120, 4·1,024 tokens, TP 2, 32.2 bytes": (40, 5120, 4096, 2, 32.2),
+    },
+    "the ranks keep",
+    mistakes={
+        "whole on each TP rank": (
+            lambda L, h, T, t, k: k * L * T * h,
+            "Under TP with SP each of t ranks keeps its part.",
+        ),
+        "one layer": (lambda L, h, T, t, k: k * T * h / t, "Each of the L layers keeps its own."),
+    },
+)
+def activations(L, h, T, t, k=34):
+    return k * L * T * h / t
