@@ -15,7 +15,7 @@ from helpers.practice.defence import Defence
 from three_axes.files import rows_of
 from three_axes.paper import SCHEDULES
 from three_axes.paper.collectives import algorithmic_bytes as must_send
-from three_axes.plan import CLUSTERS, Job, Layout, memory, validation
+from three_axes.plan import CLUSTERS, Job, Layout, frameworks, memory, validation
 from three_axes.plan.memory import stage_memory, states
 from three_axes.plan.models import find_model
 from three_axes.plan.traced import traced_job
@@ -97,7 +97,8 @@ COMPUTED = {
         f"From {must_send('all_reduce', 1, 8)}·S to {must_send('all_reduce', 1, 64):.2f}·S: one eighth more",
     ],
     "03": [
-        f"one all-reduce forward and one backward: 4·2·2 = {4 * 2 * 2}, of 4·*bsh* bytes.",
+        "one all-reduce forward and one backward: 4·*L* all-reduces of *e·T·h* bytes",
+        "It reaches 0.55 for 2,048 and 0.99 for 16,384",
         f"gelu(1 − 1) is 0, but gelu(1) + gelu(−1) is {float(gelu(torch.tensor([1.0, -1.0])).sum()):.2f}",
     ],
     "04": [
@@ -281,7 +282,7 @@ OWN = d13.cost(*d13.as_written(d13.the_plan().job, d13.the_plan().best.layout)).
 BOXES = {
     "01": [human(1.5 * 4 * N), human(1.5 * 4 * 4 * 4 * BSH), human(2 * 4 * BSH)],
     "02": [human(2 * (d - 1) / d * 4 * N) for d in (2, 3, 4, 8)],
-    "03": [human(4 * 4 * 2 * 3 / 4 * BSH * 4)],
+    "03": [human(4 * 4 * 2 * 3 / 4 * BSH * 4), f"{6 * N * 8 * 32 / 1e9:.2f}·10⁹"],
     "04": [human(2 * BSH * 4)],
     "05": [RULE(8, 554e12, 342e9), RULE(8, 554e12, 34e9)],
     "06": [f"{(t - 1) * REACHED.C / (3.6 * REACHED.h * REACHED.W):.0%}" for t in (2, 4, 8)],
@@ -325,6 +326,9 @@ def what_drop_14_says_of_its_layouts():
     assert sum(stage_memory(traced_job(LLAMA, 8192, staged), staged, 0).values()) > DGX.device.memory
 
 
+# "On an H100 attention reaches", with cuDNN's kernel, of the 554·10¹² of products
+OF_C = {tokens: wide * 1e12 / REACHED.C for tokens, wide, _ in frameworks.CUDNN_H100}
+assert f"{OF_C[2048]:.2f} {OF_C[16384]:.2f}" == "0.55 0.99" and OF_C[4096] < 0.8 < OF_C[8192]
 assert d07.UNIT == 0.030 and memory.OVERHEAD == 2e9
 # Sentences whose figures come from a publication -> where they are.
 PRIME_RL = "PrimeIntellect-ai/prime-rl, pull request 2418 (2026-05-05): GLM-4.5-Air, 64k tokens, 8 x H200"

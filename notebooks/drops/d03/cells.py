@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from drops import measured
+from drops import lines, measured
 from drops.measured import Step
 from helpers import toy
-from helpers.practice import line
 from helpers.ranks import World
 from three_axes.count import Traffic
+from three_axes.table import Table
+
+line, compute_line = lines.tp_sends, lines.compute  # the reader's, or the course's
 
 
 def one_and_four() -> dict[str, Step]:
@@ -33,11 +36,21 @@ def gradients_match(world: World) -> list[bool]:
     return world.run(compare)
 
 
+def operations() -> Table:
+    """The operations of the matrices in a step on one rank: by the line `compute`, and as PyTorch counts
+    them.
+    """
+    model, batch = toy.ToyTransformer(hidden=256), toy.make_batch(b=8, s=32)
+    with FlopCounterMode(display=False) as counter:
+        toy.twin_step(model, *batch)
+    predicted = compute_line(N=sum(p.numel() for p in model.parameters()), L=0, h=256, s=32, T=8 * 32, C=1)
+    counted = counter.get_total_flops()
+    rows = [["one", f"{predicted / 1e9:.2f}·10⁹", f"{counted / 1e9:.2f}·10⁹", f"{counted / predicted:.2f}"]]
+    columns = ["ranks", "predicted", "counted", "counted ÷ predicted"]
+    return compute_line.below(Table(columns, rows, title="operations of the matrices"))
+
+
 def answer(forward: Traffic) -> tuple[str, str]:
     """The arguments of `guess.reveal`: the number of all-reduces in the MLP's forward."""
     why = "The columns that a rank computed are the columns that its rows of down need."
     return str(forward.calls("all_reduce")), why
-
-
-# Checks the number in the notebook's first code cell: columns of `up` on a rank.
-first_line = line(256, "A rank has all 256 rows of 256 columns.", "The ranks share the 1,024 columns evenly.")
