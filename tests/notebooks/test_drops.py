@@ -134,7 +134,6 @@ def test_a_guess_is_answered_by_an_option_or_by_what_was_measured(answer, told):
 LACKING = re.search(r"needs (\S+) GB of (\S+) GB", d10.last_lines())
 FIRST = {
     "01": 3_297_792 * 4 / 1e6,
-    "04": 8 * 32 * 256,
     "05": 1.41 / 12.5 * 1000,
     "06": 4 * 4,
     "07": 1 / 4,

@@ -8,13 +8,14 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 
-from drops import measured
+from drops import lines, measured
 from drops.measured import Step
 from helpers import toy
-from helpers.practice import line
 from helpers.ranks import World, current
 from three_axes.count import Timeline
 from three_axes.paper import SCHEDULES, Schedule
+
+line = lines.stage_sends  # the reader's, or the course's
 
 
 def step_by(schedule: Schedule, chunks: dict[int, torch.nn.Module], batch: tuple, **options) -> float | None:
@@ -58,11 +59,3 @@ def answer(timeline: Timeline, shares: dict[str, float]) -> tuple[str]:
     nearest = min(shares, key=lambda option: abs(shares[option] - worked))
     fits = abs(shares[nearest] - worked) < 0.1
     return (nearest if fits else f"none of these: {worked:.0%} of it",)
-
-
-# Checks the number in the notebook's first code cell: numbers that cross a boundary forward.
-first_line = line(
-    8 * 32 * 256,
-    "8 · 32 · 256 numbers, whatever the layers hold. Each takes 4 bytes: 262 kB.",
-    "Drop 01: multiply b, s and h.",
-)
