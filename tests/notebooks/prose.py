@@ -122,18 +122,16 @@ COMPUTED = {
         f" {2e3 * 7e9 * 8192 / 554e12:.0f} ms.",
         f"2·7/8·14 GB at 342 GB a second, {1e3 * must_send('all_reduce', 14e9, 8) / 342e9:.0f} ms.",
         f"so *A*/5 shows: {1e3 * must_send('all_reduce', 14e9, 8) / 342e9 / 5:.0f} ms",
-        f"*A* is {1e3 * must_send('all_reduce', 14e9, 8) / 342e9:.0f} ms,"
-        f" *F* + *B* are {6e3 * 7e9 * 8192 / 554e12:.0f} ms, so *A*/5 shows,"
-        f" {1e3 * must_send('all_reduce', 14e9, 8) / 342e9 / 5:.0f} ms.",
-        (
-            f"reaches {REACHED.C / 1e12:.0f} of {DGX.device.flops / 1e12:.0f}·10¹² operations a second. Its"
-            f" link to the GPUs of its machine reaches {REACHED.W / 1e9:.0f} of"
-            f" {DGX.intra_node_bandwidth / 1e9:.0f} GB/s, its port to other machines {REACHED.R / 1e9:.0f} of"
-            f" {DGX.inter_node_bandwidth / 1e9:.0f}."
+        *(
+            f"| {name} | {C / 1e12:,.0f} of {gpu.device.flops / 1e12:,.0f} |"
+            f" {W / 1e9:.0f} of {gpu.intra_node_bandwidth / 1e9:.0f} |"
+            f" {R / 1e9:.0f} of {gpu.inter_node_bandwidth / 1e9:.0f} |"
+            for name in ("A100", "H100", "B200")
+            for gpu, (C, W, R) in [(CLUSTERS[f"dgx-{name.lower()}"], d13.reaches(f"dgx-{name.lower()}"))]
         ),
         f"needs {7 / 8 * 554e12 / 342e9:,.0f} tokens if all sit in one machine. Each needs"
         f" {7 / 8 * 554e12 / 34e9:,.0f} if each sits in its own.",
-        "The tail was 30 % here",
+        "longer than a fifth: 30 % of its gradients come last",
     ],
     "06": [
         (
@@ -329,6 +327,9 @@ def what_drop_14_says_of_its_layouts():
 # "On an H100 attention reaches", with cuDNN's kernel, of the 554·10¹² of products
 OF_C = {tokens: wide * 1e12 / REACHED.C for tokens, wide, _ in frameworks.CUDNN_H100}
 assert f"{OF_C[2048]:.2f} {OF_C[16384]:.2f}" == "0.55 0.99" and OF_C[4096] < 0.8 < OF_C[8192]
+for gpu, part in {"a100": 0.80, "h100": 0.77, "b200": 0.77, "gb200": 0.77}.items():  # of a lone product
+    name = f"dgx-{gpu}" if gpu != "gb200" else "gb200-nvl72"
+    assert abs(d13.reaches(name)[0] / CLUSTERS[name].device.achievable - part) < 0.006, gpu
 assert d07.UNIT == 0.030 and memory.OVERHEAD == 2e9
 # Sentences whose figures come from a publication -> where they are.
 PRIME_RL = "PrimeIntellect-ai/prime-rl, pull request 2418 (2026-05-05): GLM-4.5-Air, 64k tokens, 8 x H200"

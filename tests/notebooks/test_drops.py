@@ -134,9 +134,7 @@ def test_a_guess_is_answered_by_an_option_or_by_what_was_measured(answer, told):
 LACKING = re.search(r"needs (\S+) GB of (\S+) GB", d10.last_lines())
 FIRST = {
     "01": 3_297_792 * 4 / 1e6,
-    "05": 1.41 / 12.5 * 1000,
     "06": 4 * 4,
-    "07": 1 / 4,
     "08": 128 / 8 / 4,
     "09": 13 * 4,
     "10": float(LACKING[1]) - float(LACKING[2]),

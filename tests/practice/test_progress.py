@@ -16,7 +16,7 @@ import nbformat
 import pytest
 from kernels import WithoutPorts
 
-from drops import b1, d01, d02, d07
+from drops import b1, d01, d02, d04, d13
 from helpers import predict
 from helpers.practice import books, cards, exercise, onward, passed, progress, quiz
 from helpers.practice.engine import compiled
@@ -191,14 +191,14 @@ def test_the_course_knows_what_comes_next_and_what_went_wrong_last_time(monkeypa
     assert f"last time, drop 01, traffic fingerprints: {wrong.misconception}." in said
     progress.leave("05")  # read, and not practised
     assert opens() == "05"
-    passed.note(d07.one_f_one_b.name, None)  # which is for another day
-    assert opens() == "07"
-    assert onward.after(d07.one_f_one_b.name, d07.__name__) == (f"Next in this drop: {d07.share.name}.", "")
-    passed.note(d07.share.name, None)
-    assert onward.after(d07.share.name, d07.__name__)[1].startswith("08_")
+    passed.note(d13.cases.name, None)  # which is for another day
+    assert opens() == "13"
+    assert onward.after(d13.cases.name, d13.__name__) == (f"Next in this drop: {d13.written.name}.", "")
+    passed.note(d13.written.name, None)
+    assert onward.after(d13.written.name, d13.__name__)[1].startswith("14_")
     for name in d02.average.name, d02.step.name:  # a lesson is enough, and leaves its drop's others open
         passed.note(name, None)
-    assert onward.after(d02.average.name, d02.__name__)[1].startswith("08_")
+    assert onward.after(d02.average.name, d02.__name__)[1].startswith("14_")
     assert onward.after(d02.step.name, d02.__name__) == (f"Next in this drop: {d02.ring.name}.", "")
     for names in progress.exercises().values():
         for name in names:
@@ -219,13 +219,13 @@ def test_a_drop_can_be_skipped_by_its_exercises(monkeypatch, tmp_path, capsys):
     cells[:] = ["d01.fingerprints.check(mine)"]
     assert d01.fingerprints.check(OWN).next == solved.next and passed.mine().left == ["01"]
     cells.clear()
-    progress.skip("07")
-    passed.note(d07.one_f_one_b.name, None)
-    progress.skip("07")
-    assert "d07.one_f_one_b.check(" in cells[0] and "d07.share.check(" in cells[1]
-    passed.note(d07.share.name, None)
-    progress.skip("07")
-    assert len(cells) == 2 and "drop 07 is passed" in capsys.readouterr().out
+    progress.skip("04")
+    passed.note(d04.middle_stage.name, None)
+    progress.skip("04")
+    assert "d04.middle_stage.check(" in cells[0] and "d04.loop.check(" in cells[1]
+    passed.note(d04.loop.name, None)
+    progress.skip("04")
+    assert len(cells) == 2 and "drop 04 is passed" in capsys.readouterr().out
 
 
 def asked_by_skip(first_cell: str) -> list[bool]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from drops import lines
 from drops.measured import BUSY
 from helpers import toy
 from helpers.emulate import networks
-from helpers.practice import line
 from helpers.ranks import World, current, saved_activations, span
 from three_axes.count import Span, Timeline, Traffic, shortest
 from three_axes.table import Table, human
 
+line = lines.shows  # the reader's, or the course's
 # Emulated: four machines with one rank each, on 100 Mb/s Ethernet. Compute is emulated too, 20 and 40 ms a
 # block.
 NETWORK = networks.ETHERNET
@@ -122,6 +124,23 @@ def exposed(timeline: Timeline, alone: Timeline) -> float:
     return timeline.makespan - alone.makespan
 
 
+def on_networks(alone: Timeline) -> Table:
+    """What the all-reduce adds to the step, in buckets, on this network, on one a quarter as fast, and on one
+    an eighth as fast: by the line `shows`, under backward, and measured. alone: a step that sends nothing.
+    """
+    gradients, rows = 4 * sum(p.numel() for p in paced_model().parameters()), []
+    for times in (1, 4, 8):
+        speed = NETWORK.inter_node_bandwidth / times
+        network = replace(NETWORK, name=f"1/{times} of {NETWORK.name}", inter_node_bandwidth=speed)
+        with World(4, fabric=network) as world:
+            buckets, _ = trace(world, "buckets")
+        seconds = lines.all_reduce(gradients, 4) / speed
+        shown = seconds, line(seconds, 4 * BACKWARD), round(exposed(buckets, alone), 2)
+        rows.append([f"{speed / 1e6:.1f} MB/s", *(f"{1e3 * x:.0f} ms" for x in shown)])
+    columns = ["network", "all-reduce", "predicted", "measured"]
+    return line.below(Table(columns, rows, title="what the step grows by, in buckets"))
+
+
 def begun_in_backward(timeline: Timeline) -> str:
     """How many of a rank's all-reduces began before its backward ended, on the rank with the fewest: "7 of
     7".
@@ -146,11 +165,3 @@ def answer(after: Timeline, buckets: Timeline, alone: Timeline) -> tuple[str, st
         " and no backward is left to hide them: they are the **tail**."
     )
     return shows, BUSY if shows == "all of it" else why
-
-
-# Checks the number in the notebook's first code cell: milliseconds in which the gradients pass.
-first_line = line(
-    113,
-    "1.41 MB / 12.5 MB a second are 113 ms.",
-    "Divide the bytes by the bytes a second, and multiply by 1,000.",
-)

@@ -8,12 +8,15 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from drops import lines
 from drops.d04 import step_by, timed_step
 from helpers import toy
-from helpers.practice import line
 from helpers.ranks import World, current, memory
 from three_axes.count import Timeline, Traffic, clock
 from three_axes.paper import SCHEDULES, Schedule, simulate, simulation
+from three_axes.table import Table
+
+line = lines.bubble  # the reader's, or the course's
 
 # Seconds of a forward in a `toy.StandIn`, a stage that only takes time; each half of backward takes as long.
 UNIT = 0.030
@@ -52,6 +55,15 @@ def on_paper(schedule: Schedule, unit: float = UNIT) -> simulation.Timeline:
     return replace(simulated, start=unit * simulated.start, end=unit * simulated.end, unit="s")
 
 
+def idle_shares(p: int, many: Sequence[int]) -> Table:
+    """The bubble of p stages for several numbers of microbatches: by the line, and of the timelines."""
+    rows = []
+    for m in many:
+        shares = line(m, p), *(simulate(SCHEDULES[name].make(p, m)).bubble for name in ("GPipe", "1F1B"))
+        rows.append([str(m), *(f"{share:.1%}" for share in shares)])
+    return line.below(Table(["microbatches", "predicted", "GPipe", "1F1B"], rows, title="idle share"))
+
+
 def with_real_compute(world: World, schedule: Schedule) -> Timeline:
     """The timeline of one step of the toy model (hidden 256), computed on this machine's cores."""
     return timed_step(world, schedule, memory.saved_activations)
@@ -88,9 +100,3 @@ def answer(gpipe: simulation.Timeline, f1b1: simulation.Timeline) -> tuple[str, 
         " same. But rank *r* holds *p* − *r* microbatches."
     )
     return smaller, why, "Computed"
-
-
-# Checks the number in the notebook's first code cell: the share of time in which each of four stages works.
-first_line = line(
-    0.25, "One of four works at a time: 1/p.", "One batch is in one stage at a time, and there are p."
-)

@@ -1,10 +1,10 @@
-"""Exercises of drop 07: the order of one stage under 1F1B, and the bubble's share."""
+"""The exercise of drop 07: the order of one stage under 1F1B."""
 
 from __future__ import annotations
 
 from itertools import takewhile
 
-from helpers.practice import Answer, Asked, Run, diagnose, number, right
+from helpers.practice import Answer, Asked, Run, diagnose, right
 from helpers.ranks import World
 from three_axes.paper import SCHEDULES, Times, simulate, simulation
 
@@ -149,74 +149,4 @@ one_f_one_b = Asked(
     figures=lambda run, _: _on_paper(_first(run)[2]),
     picture=_drawn,
     finds=lambda run, _: _first(run)[:2] if _first(run)[0] else None,
-)
-
-# -- practice: the share of the bubble ------------------------------------------------------------
-
-
-def bubble(schedule, p, m):
-    """The share of wall time in which a rank idles, for "GPipe" or "1F1B", on p equal stages with m
-    microbatches.
-    """
-    # A stage works m forwards and backwards, and waits as long as p − 1 of them take, in both schedules.
-    return (p - 1) / (m + p - 1)
-
-
-MAKE = {name: SCHEDULES[name].make for name in ("GPipe", "1F1B")}
-BUBBLES = [(name, p, m) for name in MAKE for p, m in ((4, 8), (8, 32), (2, 1), (1, 4), (3, 5))]
-
-
-def _off(run: Run, truth: Run) -> list[int]:
-    """The cases in which the answer is not the bubble."""
-    return [i for i, (mine, right_) in enumerate(zip(run.values, truth.values)) if abs(mine - right_) >= 5e-4]
-
-
-def _smaller(run: Run, truth: Run) -> tuple[str, str] | None:
-    """The mistake, and the measured bubbles, if the answers are wrong for 1F1B only, and too small there."""
-    off = _off(run, truth)
-    smaller = off and all(BUBBLES[i][0] == "1F1B" and run.values[i] < truth.values[i] for i in off)
-    return ("1F1B shrinks the bubble", f"Measured just now: {_measured()[1]}.") if smaller else None
-
-
-def _shares(run: Run, truth: Run) -> list[tuple[str, str, str]]:
-    """Figures of the first wrong case; of the first two cases if all are right."""
-    return [
-        (f"{name}, p = {p}, m = {m}", f"{run.values[i]:.4f}", f"{truth.values[i]:.4f}")
-        for i in _off(run, truth)[:1] or (0, 1)
-        for name, p, m in [BUBBLES[i]]
-    ]
-
-
-def _measured() -> tuple[str, str, str]:
-    """The bubbles of both schedules on four ranks."""
-    with World(P, timeout=10) as world:
-        bubbles = [on_ranks(world, make(P, M), again=False).bubble for make in MAKE.values()]
-    return (
-        "measured just now on four ranks",
-        " and ".join(f"{x:.2f} with {name}" for x, name in zip(bubbles, MAKE)),
-        f"both a little over {bubble('GPipe', P, M):.2f}",
-    )
-
-
-share = Asked(
-    "the share of the bubble",
-    bubble,
-    minutes=6,
-    hints=[
-        "Draw two stages and two microbatches. For how long does the last stage wait at the beginning, and"
-        " for how long the first one at the end?",
-        "Count a forward and its backward together as one. How many of them does a stage work, whatever p"
-        " is?",
-        "The last stage starts p − 1 forwards late. After its last backward p − 1 more follow, one on each"
-        " stage before it. The whole is its work and these. Which part of the whole is idle?",
-    ],
-    without=("SCHEDULES", "schedules", "simulation", "simulate"),
-    cases=BUBBLES,
-    reads=number,
-    tolerance=5e-4,
-    praise=lambda run: right(
-        "Both have the same bubble, by formula and on real ranks.", *_shares(run, run), _measured()
-    ),
-    figures=_shares,
-    finds=_smaller,
 )

@@ -90,7 +90,14 @@ def cost(job, cut):
 
 
 # Cluster -> the shares of the printed speeds that are reached: FLOP/s, bytes/s of a link, of a port.
-_REACHED = {"dgx-a100": (0.70, 0.76, 0.68), "dgx-h100": (0.56, 0.76, 0.68)}
+# C is 0.77 of what a large bfloat16 product reaches alone (A100: 0.80), because a step also has elementwise
+# work and launches.
+_REACHED = {
+    "dgx-a100": (0.70, 0.76, 0.68),
+    "dgx-h100": (0.56, 0.76, 0.68),
+    "dgx-b200": (0.54, 0.76, 0.68),
+    "gb200-nvl72": (0.51, 0.76, 0.68),
+}
 
 
 class _Held(NamedTuple):
@@ -179,13 +186,18 @@ def layout_of(cut: Cut) -> Layout:
     )
 
 
+def reaches(name: str) -> list[float]:
+    """[C, W, R] of a cluster of this name: what is reached of its printed speeds."""
+    cluster = CLUSTERS[name]
+    printed = cluster.device.flops, cluster.intra_node_bandwidth, cluster.inter_node_bandwidth
+    return [part * whole for part, whole in zip(_REACHED[name], printed)]
+
+
 def as_written(job: Job, layout: Layout) -> tuple[Given, Cut]:
     """A planner's job and layout as a Given and a Cut. If a layout recomputes only some layers, the Cut
     recomputes all.
     """
-    reached = _REACHED[next(name for name, cluster in CLUSTERS.items() if cluster == job.cluster)]
-    printed = job.cluster.device.flops, job.cluster.intra_node_bandwidth, job.cluster.inter_node_bandwidth
-    speeds = [part * whole for part, whole in zip(reached, printed)]
+    speeds = reaches(next(name for name, cluster in CLUSTERS.items() if cluster == job.cluster))
     sizes = job.model.params, job.model.layers, job.model.hidden, job.seq_len, job.global_batch
     given = Given(*sizes, *speeds, job.cluster.gpus_per_node, job.framework.holds.gradient_bytes)
     again = int(layout.recompute == "full")
