@@ -9,17 +9,17 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from drops import measured
+from drops import lines, measured
 from drops.measured import BUSY, Step
 from helpers import toy
 from helpers.emulate import networks
-from helpers.practice import line
 from helpers.ranks import World, current
 from three_axes.count import Traffic, shortest
 from three_axes.paper import SCHEDULES, Placement
 from three_axes.plan import MODELS, TOY, Job, Layout, find_model, sent
 from three_axes.table import Table, human
 
+line = lines.bandwidth  # the reader's, or the course's
 AXES = ("pp", "dp", "tp")  # outermost first
 
 
@@ -46,6 +46,43 @@ def expected_bytes(
     model = replace(MODELS["toy"], hidden=hidden, layers=layers, ffn=4 * hidden, head_dim=hidden // 4)
     stage = Placement(layout.sizes).coordinates(rank)["pp"]
     return sent(Job(model, global_batch=b, seq_len=s, framework=TOY), layout, stage)
+
+
+def by_lines() -> dict[str, float]:
+    """Bytes that rank 0 sends along each axis in the notebook's step of 2 × 2 × 2, by the cost model's lines:
+    the toy's first two blocks, half of each tensor of them, and half of 8 sequences of 32 tokens.
+    """
+    h, T, e, parameters = 256, 4 * 32, 4, 870_400
+    return {
+        "tp": lines.tp_sends(L=2, h=h, T=T, t=2, e=e),
+        "dp": lines.all_reduce(e * parameters, 2),
+        "pp": lines.stage_sends(h=h, T=T, e=e),
+    }
+
+
+def bandwidths(world: World) -> Table:
+    """Bytes a second that an all-reduce reaches, by the line `bandwidth` and measured: over groups of two
+    ranks with each distance, and over all eight. The tensors are so large that latency hardly counts.
+    """
+
+    def seconds(axis: str, size: int) -> float:
+        group = toy.grid_groups(2, 2, 2)[axis].get_group() if axis else None
+        x = torch.zeros(size // 4)
+        dist.barrier()
+        start = time.monotonic()
+        dist.all_reduce(x, group=group)
+        return time.monotonic() - start
+
+    rows = []
+    node, W, R = NODES.gpus_per_node, NODES.intra_node_bandwidth, NODES.inter_node_bandwidth
+    groups = (("two side by side", "tp", 2, 1), ("two, 2 apart", "dp", 2, 2), ("two, 4 apart", "pp", 2, 4))
+    for name, axis, ranks, stride in (*groups, ("all eight", "", 8, 1)):
+        predicted = line(ranks, stride, node, W, R)
+        size = int(0.3 * predicted) // 8 * 8
+        took = shortest(lambda axis=axis, size=size: max(world.run(seconds, axis, size)), float)
+        measured_ = lines.all_reduce(size, ranks) / took
+        rows.append([name, f"{predicted / 1e6:.1f} MB/s", f"{measured_ / 1e6:.1f} MB/s"])
+    return line.below(Table(["the group", "predicted", "measured"], rows, title="an all-reduce, emulated"))
 
 
 def by_axis(traffic: Traffic, sizes: dict[str, int], predicted: dict[str, float], rank: int = 0) -> Table:
@@ -141,11 +178,3 @@ def answer(inside: float, outside: float) -> tuple[str, str]:
     option = next((name for name, (least, most) in spans.items() if least < times < most), "")
     why = "tp sends in every layer, and every product waits for it."
     return (option, why) if option else (f"none of these: {times:.1f} times as long", BUSY)
-
-
-# Checks the number in the notebook's first code cell: DP, from the GPUs, TP and PP.
-first_line = line(
-    4,
-    "8 · 4 · 4 = 128: the three sizes multiply to the number of GPUs.",
-    "Divide the GPUs by TP, and then by PP.",
-)

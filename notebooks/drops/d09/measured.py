@@ -12,14 +12,15 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from drops import lines
 from helpers import toy
-from helpers.practice import line
 from helpers.ranks import World, current, memory
 from three_axes.count import Traffic
 from three_axes.paper import by_hand
 from three_axes.plan import BYTES_PER_PARAMETER, FRAMEWORKS, Job, Layout, find_model, sent
 from three_axes.table import Table, human
 
+line = lines.states  # the reader's, or the course's
 PARTS = ("weights", "gradients", "optimizer")
 
 
@@ -114,16 +115,16 @@ def measured_states(world: World, kind: str) -> tuple[list[dict[str, int]], Traf
 
 
 def states_table(world: World, by_kind: dict[str, list[dict[str, int]]]) -> Table:
-    """Measured states beside the formulas for float32: 4 + 4 + 8 bytes a parameter."""
+    """Measured states beside the line `states` for float32: 4 + 4 + 8 bytes a parameter."""
     n, d = sum(p.numel() for p in toy.ToyTransformer().parameters()), len(world)
     rows = []
     for kind, (held, *_) in by_kind.items():
-        predicted = sum(by_hand.states_bytes(n, d, zero=KINDS[kind], of_each=(4, 4, 8)))
+        predicted = line(n, d, KINDS[kind], w=4, g=4, o=8)
         total = sum(held.values())
         sizes = [human(size) for size in (*(held[part] for part in PARTS), total, predicted)]
         rows.append([kind, *sizes, f"{total / predicted:.2f}"])
     columns = ["", *PARTS, "measured", "predicted", "measured ÷ predicted"]
-    return Table(columns, rows, title=f"one of {d} ranks, {n:,} parameters, float32")
+    return line.below(Table(columns, rows, title=f"one of {d} ranks, {n:,} parameters, float32"))
 
 
 # Framework -> (the kind of KINDS that trains as it does, options of that, the name of the record with its
@@ -234,11 +235,3 @@ def answer(held: dict[str, list[dict[str, int]]]) -> tuple[str, str]:
     a_parameter = sum(held["ZeRO-1"][0].values()) / sum(p.numel() for p in toy.ToyTransformer().parameters())
     why = "Weights and gradients stay whole: 4 + 4. The optimizer's 8 become 8/4 = 2."
     return f"{a_parameter:.0f} bytes", why
-
-
-# Checks the number in the notebook's first code cell: gigabytes of a 13B's weights in float32.
-first_line = line(
-    52,
-    "13·10⁹ · 4 bytes are 52 GB. A GPU has 80, and the weights are not alone.",
-    "Multiply the parameters by 4 bytes. A GB is 10⁹ bytes.",
-)

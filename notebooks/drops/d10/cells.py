@@ -7,20 +7,21 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from drops import lines
 from drops.d10.runs import HIDDEN, LONG, RANKS, USUAL, out_of_memory
 from helpers import toy
-from helpers.practice import line
 from helpers.ranks import RankError, World, current, saved_activations
 from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate, find_model
 from three_axes.table import Table, human
 
+line = lines.activations  # the reader's, or the course's
 REMEDIES = (
     "nothing",
     "DP on 8 ranks, as many sequences on each",
@@ -132,7 +133,8 @@ def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
     n = sum(p.numel() for p in toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG).parameters())
     unit = 4 * b * tokens * HIDDEN
     output = 2 + 3 * toy.VOCABULARY / HIDDEN
-    states, blocks = 12 * n, 4 * 16 * unit
+    keeps = partial(line, 4, HIDDEN, b * tokens, 1)  # the four blocks, of k bytes a number
+    states, blocks = 12 * n, keeps(64)
     if remedy == "ZeRO-1":
         # Gradients do not exist yet; the shard of the weights is kept twice.
         states = (4 + 4 + 8 / RANKS) * n - 4 * n + 4 * n / RANKS
@@ -144,13 +146,32 @@ def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
         return states + (2 + 2 * 16 + output) * unit
     elif remedy == "recompute":
         # Four inputs; then the output layer, or a whole block again and its first gradients.
-        return states + max(4 + output, 4 + 16 + 5) * unit
+        return states + keeps(4) + max(output, 16 + 5) * unit
     elif remedy == "TP + SP":
         ends = (2 * toy.VOCABULARY + LONG) * HIDDEN
         return 16 * ((n - ends) / RANKS + ends) + (4 * 5.5 + output) * unit
     elif remedy == "offload":
         return states + output * unit
     return states + blocks + output * unit
+
+
+def kept_by_blocks(tokens: int = LONG, b: int = 4) -> Table:
+    """Bytes that the toy's four blocks keep for the backward of the long batch, in float32, without and with
+    recompute: by the line `activations`, and by what PyTorch saves.
+    """
+    rows = []
+    for name, k, run in (
+        ("nothing done", 64, lambda block, x: block(x)),
+        ("recompute", 4, lambda block, x: checkpoint(block, x, use_reentrant=False)),
+    ):
+        model, x = toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG), torch.randn(b, tokens, HIDDEN)
+        x.requires_grad_()
+        with saved_activations(model) as held:
+            for block in model.blocks:
+                x = run(block, x)
+            kept, predicted_ = held.now, line(4, HIDDEN, b * tokens, 1, k)
+        rows.append([name, str(k), human(predicted_), human(kept)])
+    return line.below(Table(["four blocks", "k", "predicted", "measured"], rows, title="kept for backward"))
 
 
 def ladder(tried: dict[str, dict]) -> Table:
@@ -163,7 +184,7 @@ def ladder(tried: dict[str, dict]) -> Table:
         paper, end = predicted(name), "fits" if r["fits"] else "out of memory"
         rows.append([name, human(paper), f"{r['peak'] / paper:.1f}", end])
     columns = ["remedy", "predicted peak", "measured ÷ predicted", f"under {human(LADDER_BUDGET)}"]
-    return Table(columns, rows, title="one rank, the batch with long sequences")
+    return line.below(Table(columns, rows, title="one rank, the batch with long sequences"))
 
 
 def prices(tried: dict[str, dict]) -> Table:
@@ -277,11 +298,3 @@ def answer(tried: dict[str, dict], options: Sequence[str]) -> tuple[str, str]:
     fit = [name for name in options if tried[name]["fits"]]
     option = fit[0] if len(fit) == 1 else f"none of these: {' and '.join(fit) or 'nothing'} fits"
     return option, WHY
-
-
-# Checks the number in the notebook's first code cell: gigabytes that the GPU lacks at step 4,000.
-first_line = line(
-    117 - 85.9,
-    "31.1 GB are missing. Which part of the memory asked for them?",
-    "Take what the GPU has from what step 4000 needs.",
-)
