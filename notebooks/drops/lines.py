@@ -34,11 +34,13 @@ __all__ = ["Cost"]
 
 
 class Cost(NamedTuple):
-    """What a step costs: five terms in seconds, whose sum is the step; and bytes on the fullest GPU."""
+    """What a step costs: five terms in seconds, whose sum is the step; and bytes on the fullest GPU. work:
+    what a GPU computes. tp: its TP's sending. idle: its bubble. dp: what shows of DP. sends: the pipeline's.
+    """
 
-    compute: float
+    work: float
     tp: float
-    bubble: float
+    idle: float
     dp: float
     sends: float
     memory: float
@@ -81,16 +83,18 @@ class Line:
         self.ours, self.name, self.drop, self.what = ours, ours.__name__, drop, what
         self.cases, self.found, self.shown, self.mistakes = cases, found, shown, mistakes or {}
         self.exercise = _Judged(self.name, ours, self._judge, hints=[], minutes=2, noted=False)
-        self.__doc__ = ours.__doc__
+        self._signature = inspect.signature(ours)
 
     def __repr__(self) -> str:
         whose = "yours" if self.name in kept().right else "the course's"
-        return f"{self.name}{inspect.signature(self.ours)}: {whose}"
+        return f"{self.name}{self._signature}: {whose}"
 
     def __call__(self, *args, **options) -> float:
-        given = inspect.signature(self.ours).bind(*args, **options)
-        given.apply_defaults()
-        return self.whose(*given.args)
+        if options or len(args) < len(self._signature.parameters):
+            given = self._signature.bind(*args, **options)
+            given.apply_defaults()
+            args = given.args
+        return self.whose(*args)
 
     @property
     def whose(self) -> Callable:

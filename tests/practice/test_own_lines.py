@@ -76,8 +76,8 @@ def test_no_single_change_of_a_term_is_praised(one_a_line):
             continue  # a crash is no praise
         if d13.written.judged(run, does) is None:
             passed.append((old, new))
-    # "compute hides DP" under ZeRO-3, and a chunk's share: within a tenth, and the praise says so.
-    assert len(seen) > 15 and set(passed) <= {("compute + tp", "compute"), ("1", "0.5")}, passed
+    # "work hides DP" under ZeRO-3, and a chunk's share: within a tenth, and the praise says so.
+    assert len(seen) > 15 and set(passed) <= {("work + tp", "work"), ("1", "0.5")}, passed
 
 
 def test_a_term_that_is_near_enough_is_praised_with_its_difference():

@@ -26,6 +26,8 @@ from three_axes.plan import (
 )
 from three_axes.table import Table
 
+from .exercises import Cut, as_written, cost, layout_of
+
 if TYPE_CHECKING:
     from helpers import World
 
@@ -130,6 +132,27 @@ def finishes() -> str:
         f"By the plan they reach {by_hand / 2 / by_plan:.0%} of {peak}: {by_plan:.0f} days."
         f" Eight of ten such runs take {p.sure.low * by_plan:.0f} to {p.sure.high * by_plan:.0f}."
     )
+
+
+LEFT_OUT = (  # what the lines leave out -> a job, its GPUs' cluster, and two layouts that it parts
+    ("the output layer", ("llama-3-8b", 64), Cut(2, 1, 4, v=8), Cut(4, 2, 1)),
+    ("TP under products", ("llama-3-70b", 128), Cut(4, 8, 2, v=8), Cut(2, 4, 8)),
+    ("recompute's sums of TP", ("llama-3-70b", 128), Cut(8, 8, 1, again=1), Cut(8, 8, 1)),
+)
+
+
+def left_out() -> Table:
+    """For each term that the lines leave out, two layouts on H100s that it parts: how much longer the first
+    takes, by the lines and by the planner under Megatron-LM.
+    """
+    rows = []
+    for what, (model, batch), *cuts in LEFT_OUT:
+        job = Job(find_model(model), CLUSTERS["dgx-h100"], batch, 8192, FRAMEWORKS["megatron-lm"])
+        mine = [cost(as_written(job, Layout())[0], cut).seconds for cut in cuts]
+        theirs = [estimate(job, layout_of(cut)).step_seconds for cut in cuts]
+        longer = (f"{a / b - 1:+.1%}" for a, b in (mine, theirs))
+        rows.append([what, model, *map(str, cuts), *longer])
+    return Table(["left out", "model", "first", "second", "by the lines", "the planner"], rows)
 
 
 def reached(world: World) -> Table:

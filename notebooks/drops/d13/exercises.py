@@ -9,10 +9,21 @@ from itertools import combinations
 from typing import NamedTuple
 
 from drops import lines
-from drops.lines import Cost
+from drops.lines import (
+    Cost,
+    activations,
+    all_reduce,
+    bandwidth,
+    bubble,
+    compute,
+    shows,
+    stage_sends,
+    states,
+    tp_sends,
+)
 from helpers.practice import Answer, Asked, Run, WrongForm, number, right
 from three_axes.paper import by_hand
-from three_axes.plan import CLUSTERS, FRAMEWORKS, Estimate, Job, Layout, estimate, find_model
+from three_axes.plan import CLUSTERS, FRAMEWORKS, Cluster, Estimate, Job, Layout, estimate, find_model
 from three_axes.table import human
 
 # -- practice: a cost model of one's own ----------------------------------------------------------
@@ -57,39 +68,34 @@ class Cut(NamedTuple):
 
 def cost(job, cut):
     """The Cost of a step of `job`, a Given, under `cut`, a Cut."""
-
-    def bandwidth(ranks, stride):
-        inside = ranks * stride <= job.node
-        return job.W if inside else min(job.W, job.R * max(1, job.node // stride))
-
     T, m = cut.b * job.s, job.batch / (cut.d * cut.b)
-    share = job.N / (cut.t * cut.p)  # of the parameters, on a rank
-    matrices = 6 * share * T / job.C
-    attention = 6 * job.L * T * job.s * job.h / (cut.t * cut.p) / (0.8 * job.C)
-    compute = m * (matrices + attention) * (1 + cut.again / 3)
-    tp = m * 20 * T * job.h * job.L / cut.p * (cut.t - 1) / cut.t / bandwidth(cut.t, 1)
-    idle = (cut.p - 1) / (m * cut.v + cut.p - 1)
-    bubble = (compute + tp) * idle / (1 - idle)
-    sent, hides = 2 + job.g, (compute + tp) / m
+    n, layers = job.N / (cut.t * cut.p), job.L / cut.p  # parameters and layers on a rank
+    reach = lambda ranks, stride: bandwidth(ranks, stride, job.node, job.W, job.R)
+
+    work = m * compute(n, layers / cut.t, job.h, job.s, T, job.C) * (1 + cut.again / 3)
+    tp = m * 5 / 4 * tp_sends(layers, job.h, T, cut.t) / reach(cut.t, 1)
+    share = bubble(m, cut.p, cut.v)
+    idle = (work + tp) * share / (1 - share)
+
+    sent, hides = (2 + job.g) / 2, (work + tp) / m  # bytes a parameter, all-reduced; seconds
     if cut.zero == 0:
-        sent = 2 * job.g
+        sent = job.g
     if cut.zero == 2:
-        sent, hides = 2 + m * job.g, compute + tp
+        sent, hides = (2 + m * job.g) / 2, work + tp
     if cut.zero == 3:
-        sent, hides = m * (4 + job.g), compute + tp
-    dp = sent * share * (cut.d - 1) / cut.d / bandwidth(cut.d, cut.t)
-    shows = max(dp / 5, dp - hides)
+        sent, hides = m * (4 + job.g) / 2, work + tp
+    dp = shows(all_reduce(sent * n, cut.d) / reach(cut.d, cut.t), hides)
+
     port = job.W if cut.d * cut.t * cut.p <= job.node else job.R
     messages = 2 * cut.v * (m if cut.v == 1 else cut.p) if cut.p > 1 else 0
-    sends = messages * 2 * T * job.h / cut.t / port
-    divided = [0, 12, 12 + job.g, 2 + job.g + 12][cut.zero]  # of the bytes a parameter, by ZeRO
-    states = share * (2 + job.g + 12 - divided + divided / cut.d)
+    sends = messages * stage_sends(job.h, T, cut.t) / port
+
+    held = states(n, cut.d, cut.zero, g=job.g)
     chunks = 1 + (cut.p - 1) / (cut.p * cut.v) if cut.v > 1 else 1
-    kept = (2 if cut.again else 34) * job.L * T * job.h / cut.t * chunks
-    return Cost(compute, tp, bubble, shows, sends, states + kept + 3e9)
+    kept = activations(job.L, job.h, T, cut.t, 2 if cut.again else 34) * chunks
+    return Cost(work, tp, idle, dp, sends, held + kept + 3e9)
 
 
-# Cluster -> the shares of the printed speeds that are reached: FLOP/s, bytes/s of a link, of a port.
 # C is 0.77 of what a large bfloat16 product reaches alone (A100: 0.80), because a step also has elementwise
 # work and launches.
 _REACHED = {
@@ -188,16 +194,19 @@ def layout_of(cut: Cut) -> Layout:
 
 def reaches(name: str) -> list[float]:
     """[C, W, R] of a cluster of this name: what is reached of its printed speeds."""
-    cluster = CLUSTERS[name]
-    printed = cluster.device.flops, cluster.intra_node_bandwidth, cluster.inter_node_bandwidth
-    return [part * whole for part, whole in zip(_REACHED[name], printed)]
+    return [part * whole for part, whole in zip(_REACHED[name], _printed(CLUSTERS[name]))]
+
+
+def _printed(cluster: Cluster) -> tuple[float, float, float]:
+    """(FLOP/s of a GPU, bytes/s of a link, of a port), as they are printed."""
+    return cluster.device.flops, cluster.intra_node_bandwidth, cluster.inter_node_bandwidth
 
 
 def as_written(job: Job, layout: Layout) -> tuple[Given, Cut]:
     """A planner's job and layout as a Given and a Cut. If a layout recomputes only some layers, the Cut
     recomputes all.
     """
-    speeds = reaches(next(name for name, cluster in CLUSTERS.items() if cluster == job.cluster))
+    speeds = reaches(next(name for name in _REACHED if _printed(CLUSTERS[name]) == _printed(job.cluster)))
     sizes = job.model.params, job.model.layers, job.model.hidden, job.seq_len, job.global_batch
     given = Given(*sizes, *speeds, job.cluster.gpus_per_node, job.framework.holds.gradient_bytes)
     again = int(layout.recompute == "full")
@@ -265,6 +274,20 @@ def _text_on(term: str, run: Run, truth: Run) -> str:
     return f"`{term}` is {times} where {where}. It is off in {many} of {len(run.values)} cases."
 
 
+def _addend(attempt: Callable) -> str:
+    """A sentence on the addend of memory that is off: activations grow with b, states with N, the rest with
+    neither.
+    """
+    memory = lambda of, case: of(*case)[-1]
+    job, cut = max(_cases(), key=lambda case: _differ(memory(attempt, case), memory(cost, case)))
+    grown = {"activations": (job, cut._replace(b=2 * cut.b)), "states": (job._replace(N=2 * job.N), cut)}
+    for name, more in grown.items():
+        mine, ours = (memory(of, more) - memory(of, (job, cut)) for of in (attempt, cost))
+        if _differ(mine, ours) > NEAR:
+            return f"It is your {name} that are off: where they double, you add {mine / ours:.2f} times ours."
+    return "States and activations are right, the rest is not."
+
+
 class _TermByTerm(Asked):
     """An exercise on a Cost. The first term that differs is judged, as if the others were right."""
 
@@ -294,6 +317,8 @@ class _TermByTerm(Asked):
     def verdict(self, attempt: Callable) -> Answer:
         """As for other exercises, and a right attempt is written into a file for drop 14."""
         answer = super().verdict(attempt)
+        if answer.misconception == f"your line for {Cost._fields[-1]}":
+            answer.text += f" {_addend(attempt)}"
         if answer.kind == "right" and attempt is not self.reference:
             answer.text += f" {lines.keep(attempt, 'cost', 'Drop 13. The Cost of a step.')}"
         return answer
@@ -363,15 +388,15 @@ def your_lines() -> Lines:
 written = _TermByTerm(
     "a cost model of your own",
     cost,
-    minutes=20,
+    minutes=15,
     hints=[
-        "Begin with T = b·s tokens in a microbatch, m = batch/(d·b) microbatches, and N/(t·p) parameters on a"
-        " rank. Then write one line of the table after the other, and return a Cost early: the check judges"
-        " the first line that is wrong.",
-        "With i = (p − 1)/(m·v + p − 1), the idle share of the step, the bubble is (compute + TP)·i/(1 − i)"
-        " seconds.",
-        "bandwidth(t, 1) for TP, bandwidth(d, t) for DP. What shows of DP is max(dp/5, dp − what hides it);"
-        " (compute + TP)/m hides it, under ZeRO-2 and ZeRO-3 compute + TP.",
+        "Begin with T = b·s tokens in a microbatch, m = batch/(d·b) microbatches, N/(t·p) parameters and L/p"
+        " layers on a rank. Then write one row of the table after the other, and return a Cost early: the"
+        " check judges the first field that is wrong.",
+        "share = bubble(m, cut.p, cut.v) is a share of the step, `idle` are seconds: (work + tp) · share /"
+        " (1 − share).",
+        "bandwidth(t, 1, …) for TP, bandwidth(d, t, …) for DP. (work + tp)/m hides DP, but work + tp under"
+        " ZeRO-2 and ZeRO-3.",
     ],
     cases=_cases,
     reads=_cost,

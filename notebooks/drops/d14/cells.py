@@ -24,7 +24,7 @@ from three_axes.plan import (
 from three_axes.table import Table, human
 from three_axes.trace import Trace, trace
 
-from .exercises import KEPT
+from .exercises import KEPT, case
 
 if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
     from helpers.draw import Picture
@@ -68,10 +68,10 @@ def shown(cut: d13.Cut) -> str:
     return name + ", rule of thumb" * (cut == THUMB)
 
 
-def fastest(cost: Callable, job: d13.Given, cuts: Iterable[d13.Cut] = CUTS) -> d13.Cut:
+def fastest(cost: Callable, job: d13.Given, cuts: Iterable[d13.Cut] = CUTS, room: float = ROOM) -> d13.Cut:
     """The layout with the fewest seconds of those that divide the batch and leave a tenth of the GPU free."""
     whole = [cut for cut in cuts if job.batch % (cut.d * cut.b) == 0]
-    fits = [cut for cut in whole if cost(job, cut).memory <= ROOM]
+    fits = [cut for cut in whole if cost(job, cut).memory <= room]
     return min(fits, key=lambda cut: cost(job, cut).seconds)
 
 
@@ -83,7 +83,9 @@ def table(cost: Callable, mine: d13.Cut) -> Table:
         free = (CARD - c.memory) / 1e9
         fits = "does not fit" if free < 0 else f"tight, {free:.0f} GB free" if c.memory > ROOM else "fits"
         rows.append([shown(cut), f"{c.seconds:.1f} s", f"{c.memory / 1e9:.0f} GB", fits])
-    return Table(["DP · TP · PP", "a step", "the fullest GPU", ""], rows, title=f"By {whose(cost)}")
+    made = Table(["DP · TP · PP", "a step", "the fullest GPU", ""], rows, title=f"By {whose(cost)}")
+    made.note = getattr(cost, "where", "") if "because" in getattr(cost, "where", "") else ""
+    return made
 
 
 def answer(cost: Callable, options: Sequence[str]) -> tuple[str, str, str]:
@@ -110,56 +112,111 @@ def picture(cost: Callable, mine: d13.Cut) -> Picture:
 
 
 def _terms(c: d13.Cost) -> dict[str, float]:
-    return {"compute": c.compute, "TP": c.tp, "bubble": c.bubble, "DP": c.dp, "sends": c.sends}
+    return {"compute": c.work, "TP": c.tp, "bubble": c.idle, "DP": c.dp, "sends": c.sends}
 
 
+def _domain(name: str) -> dict:
+    """The changed fields of the job on a cluster of this name."""
+    C, W, R = d13.reaches(name)
+    return {"C": C, "W": W, "R": R, "node": CLUSTERS[name].gpus_per_node}
+
+
+TIED = (THUMB._replace(v=8), FSDP)  # within a tenth of the fastest, by the lines and by the planner
+FP8 = "FP8: twice C, the same W"
+GB200 = "64 GB200, one NVLink domain"
+IN_DOMAIN = (*CUTS, d13.Cut(8, 2, 4), d13.Cut(8, 2, 4, v=5))
 CHANGES = {
     "as asked": {},
     "half the network between nodes": {"R": JOB.R / 2},
     "a quarter of the batch": {"batch": JOB.batch // 4},
+    FP8: {"C": 2 * JOB.C},
+    GB200: _domain("gb200-nvl72"),
 }
+# What NVIDIA prints of this model on 64 GPUs, 256 sequences of 8,192 tokens, container 26.02: tokens/s of a
+# GPU (Megatron-Bridge, docs/performance-summary.md at df0289c).
+PRINTED = {FP8: "TP 4 · PP 8, v 5: 1,621", GB200: "FSDP 64: 4,040; TP 2 · PP 4, v 5: 3,887"}
 
 
 def changes(cost: Callable) -> Table:
-    """The fastest layout that fits for each of CHANGES, beside the rule of thumb."""
-    rows = []
+    """The fastest layout that fits for each of CHANGES, and the seconds of those that tie as asked."""
+    now, rows = fastest(cost, JOB), []
     for what, changed in CHANGES.items():
-        job = JOB._replace(**changed)
-        best = fastest(cost, job)
-        seconds = (f"{cost(job, cut).seconds:.2f} s" for cut in (fastest(cost, JOB), THUMB))
-        rows.append([what, str(best), *seconds])
-    now = str(fastest(cost, JOB))
-    return Table(["the job", "the fastest that fits", now, f"{THUMB}, rule of thumb"], rows)
+        job, cuts, room = JOB._replace(**changed), CUTS, ROOM
+        if what == GB200:
+            cuts, room = IN_DOMAIN, (1 - KEPT) * CLUSTERS["gb200-nvl72"].device.memory
+        best = fastest(cost, job, cuts, room)
+        seconds = (f"{cost(job, cut).seconds:.2f}" for cut in (best, now, *TIED) if _whole(job, cut))
+        padded = [*seconds, *[""] * len(TIED)][:4]
+        rows.append([what, shown(best), *padded, PRINTED.get(what, "")])
+    columns = ["the job", "the fastest that fits", "s", *map(shown, (now, *TIED)), "NVIDIA prints"]
+    return Table(columns, rows)
 
 
 def defended(cost: Callable) -> str:
     """The defence of the fastest layout, in sentences whose figures are computed here."""
     best = fastest(cost, JOB)
-    c, thumb, layout = cost(JOB, best), cost(JOB, THUMB), d13.layout_of(best)
-    in_chunks = cost(JOB, THUMB._replace(v=8)).seconds
-    strides = {"TP": (best.t, 1), "DP": (best.d, best.t), "PP": (best.p, best.t * best.d)}
-    far = [axis for axis, (ranks, stride) in strides.items() if ranks > 1 and ranks * stride > JOB.node]
-    slots = JOB.batch // (best.d * best.b) * best.v + best.p - 1
-    quarter = fastest(cost, JOB._replace(**CHANGES["a quarter of the batch"]))
-    hidden = lambda cut: planned(cut, if_tp_hides())[0]
-    ties = abs(hidden(THUMB) / hidden(best) - 1)
-    seconds, _ = planned(best)
-    tie = lambda other: "a tie" if abs(other / seconds - 1) < the_plan().sure.apart else "no tie"
-    other = next(row for row in the_plan().by_axes if row.axes[:3] == THUMB[:3])
+    layout, slots = d13.layout_of(best), JOB.batch // (best.d * best.b) * best.v + best.p - 1
+    three, crosses = (best, *TIED), {}
+    for cut in three:
+        strides = {"TP": (cut.t, 1), "DP": (cut.d, cut.t), "PP": (cut.p, cut.t * cut.d)}
+        far = [axis for axis, (ranks, stride) in strides.items() if ranks > 1 and ranks * stride > JOB.node]
+        crosses[cut] = " and ".join(far) or "nothing"
+    all_of = lambda tell: ", ".join(tell(cut) for cut in three)
+    turned = {what: fastest(cost, JOB._replace(**CHANGES[what])) for what in list(CHANGES)[2:4]}
     return "\n".join(
         [
-            f"Defend {layout.axes}. By {whose(cost)} it takes {c.seconds:.1f} s, the rule of thumb"
-            f" {thumb.seconds / c.seconds - 1:.0%} more, {in_chunks / c.seconds - 1:.0%} in chunks.",
-            f"Memory: {c.memory / 1e9:.0f} of {CARD / 1e9:.0f} GB, a tenth free.",
-            f"Between nodes: {' and '.join(far) or 'nothing'}.",
-            f"Bubble: ({best.p} − 1)/{slots} of the step, {c.bubble:.1f} s.",
-            f"The planner, under Megatron-LM: {seconds:.2f} s; the rule of thumb at its best, in"
-            f" {other.layout.interleave} chunks, {other.seconds:.2f} s, {tie(other.seconds)};",
-            f"{shown(FSDP)}, {planned(FSDP)[0]:.2f} s, {tie(planned(FSDP)[0])}.",
-            f"What would change my mind: a quarter of the batch, where {quarter} wins;",
-            f"and a framework that hides TP's sums: there the two are {ties:.0%} apart.",
+            f"A tie: {'; '.join(map(shown, three))}.",
+            f"Seconds: by {whose(cost)} {all_of(lambda cut: f'{cost(JOB, cut).seconds:.1f}')};"
+            f" by the planner, under Megatron-LM, {all_of(lambda cut: f'{planned(cut)[0]:.1f}')}.",
+            "What breaks it:",
+            f"  room: {all_of(lambda cut: f'{cost(JOB, cut).memory / 1e9:.0f}')} of {CARD / 1e9:.0f} GB by"
+            f" {whose(cost)}, {all_of(lambda cut: f'{planned(cut)[1] / 1e9:.0f}')} by the planner;",
+            f"  what crosses nodes: {'; '.join(crosses.values())};",
+            "  what your framework ships: Megatron-LM has the first two, FSDP is PyTorch's own.",
+            f"I take {layout.axes}. Bubble: ({best.p} − 1)/{slots} of the step,"
+            f" {cost(JOB, best).idle:.1f} s.",
+            "What would change my mind: "
+            + "; ".join(f"{what} (then {shown(cut)})" for what, cut in turned.items())
+            + "; and a framework that hides TP's sums.",
         ]
     )
+
+
+def _whole(job: d13.Given, cut: d13.Cut) -> bool:
+    """Whether a cut divides the batch."""
+    return job.batch % (cut.d * cut.b) == 0
+
+
+# -- a job of one's own ---------------------------------------------------------------------------
+
+# Names of clusters for `your_job`.
+YOURS = {name: CLUSTERS[name] for name in ("dgx-a100", "dgx-h100", "dgx-b200", "gb200-nvl72")}
+_SMALL = replace(CLUSTERS["dgx-a100"].device, name="a100-40gb", memory=40 * 2**30, bandwidth=1.555e12)
+YOURS["dgx-a100-40gb"] = replace(CLUSTERS["dgx-a100"], name="dgx-a100-40gb", device=_SMALL)
+
+
+def your_job(cost: Callable, model: str, cluster: str, gpus: int, batch: int, seq_len: int) -> Table:
+    """The five fastest layouts of a job that leave a tenth of a GPU free, by a cost model, beside the
+    planner's seconds and bytes under Megatron-LM. model: a name or the path of a config.json. cluster: one of
+    YOURS. Raises ValueError for another name, and where nothing fits.
+    """
+    if cluster not in YOURS:
+        raise ValueError(f"cluster {cluster!r} is none of {', '.join(YOURS)}")
+    job = Job(find_model(model), YOURS[cluster], batch, seq_len, FRAMEWORKS["megatron-lm"])
+    given, cuts, room = case(job.model, gpus, batch, seq_len, job.cluster)
+    fits = [cut for cut in cuts if cost(given, cut).memory <= room]
+    if not fits:
+        raise ValueError(f"nothing fits {gpus} × {cluster}, by the lines, with a tenth of a GPU free")
+    best = plan(job, gpus=gpus, cp=1).best
+    rows = []
+    for cut in sorted(fits, key=lambda cut: cost(given, cut).seconds)[:5]:
+        mine, theirs = cost(given, cut), estimate(job, d13.layout_of(cut))
+        sizes = f"{mine.memory / 1e9:.0f} GB", f"{theirs.memory_bytes / 1e9:.0f} GB"
+        rows.append([str(cut), f"{mine.seconds:.2f} s", f"{theirs.step_seconds:.2f} s", *sizes])
+    columns = ["DP · TP · PP", whose(cost), "the planner", "memory", "the planner"]
+    made = Table(columns, rows, title=f"{job.model.name} on {gpus} × {cluster}, {batch} × {seq_len:,} tokens")
+    made.note = f"The planner's best: {best.layout}, {best.seconds:.2f} s"
+    return made
 
 
 @cache

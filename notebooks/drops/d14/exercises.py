@@ -9,7 +9,7 @@ from typing import NamedTuple
 from drops import d13
 from drops.d13 import Cut, Given
 from helpers.practice import Answer, Asked, Run, WrongForm, number, right
-from three_axes.plan import CLUSTERS, FRAMEWORKS, Job, Layout, ModelShape, find_model
+from three_axes.plan import CLUSTERS, FRAMEWORKS, Cluster, Job, Layout, ModelShape, find_model
 
 # -- practice: defend another job -----------------------------------------------------------------
 
@@ -61,12 +61,13 @@ _34B = ModelShape("34B", 48, 8192, 64, 32000, kv_heads=8, ffn=22016, gated=True)
 
 
 @cache
-def case(model: ModelShape, gpus: int, batch: int, seq_len: int) -> tuple[Given, list[Cut], float]:
-    """(job, cuts, room): the arguments of `defence` for a model on H100s in nodes of eight. The layouts are
-    all that divide the model, the GPUs and the batch, with and without recompute: under ZeRO-1, or under FSDP
-    where there is data parallelism alone.
+def case(
+    model: ModelShape, gpus: int, batch: int, seq_len: int, cluster: Cluster = CLUSTERS["dgx-h100"]
+) -> tuple[Given, list[Cut], float]:
+    """(job, cuts, room): the arguments of `defence` for a model on a cluster. The layouts are all that divide
+    the model, the GPUs and the batch, with and without recompute: under ZeRO-1, or under FSDP where there is
+    data parallelism alone.
     """
-    cluster = CLUSTERS["dgx-h100"]
     given, _ = d13.as_written(Job(model, cluster, batch, seq_len, FRAMEWORKS["megatron-lm"]), Layout())
     cuts = []
     sizes = [n for n in range(1, gpus + 1) if gpus % n == 0]
@@ -87,8 +88,8 @@ def case(model: ModelShape, gpus: int, batch: int, seq_len: int) -> tuple[Given,
 
 
 def OTHER() -> tuple[Given, list[Cut], float]:
-    """34B parameters (48 layers of 8,192) on 96 H100s, 512 sequences of 4,096 tokens: (job, cuts, room)."""
-    return case(_34B, 96, 512, 4096)
+    """34B parameters (48 layers of 8,192) on 96 H100s, 384 sequences of 4,096 tokens: (job, cuts, room)."""
+    return case(_34B, 96, 384, 4096)
 
 
 _JOBS = {
