@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import gelu
 
-from drops import b1, b3, b5, d05, d06, d07, d10, d11, d12, d13, d14
+from drops import b1, b3, b5, d05, d06, d07, d08, d10, d11, d12, d13, d14
 from helpers import toy
 from helpers.practice.defence import Defence
 from three_axes.files import rows_of
@@ -150,6 +150,8 @@ COMPUTED = {
         f"here 3/11, {3 / 11:.2%}".replace("%", " %"),
     ],
     "08": [
+        f"A link inside has *W* = {d08.NODES.intra_node_bandwidth / 1e6:.0f} MB/s, a rank's port out of its"
+        f" node *R* = {d08.NODES.inter_node_bandwidth / 1e6:.0f} MB/s.",
         f"an activation is {human(2 * 8192 * LLAMA.hidden)}",
         "1.51 TB",
         "537 MB",
