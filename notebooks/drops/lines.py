@@ -440,8 +440,8 @@ def stage_sends(h, T, t=1, e=2):
     "05",
     "Seconds by which a collective of A seconds makes a step longer, under work of `hides` seconds.",
     {
-        "an all-reduce of 451 ms, under a backward of 160 ms": (0.451, 0.160),
-        "an all-reduce of 902 ms, under a backward of 160 ms": (0.902, 0.160),
+        "an all-reduce of 450 ms, under a backward of 160 ms": (0.450, 0.160),
+        "an all-reduce of 901 ms, under a backward of 160 ms": (0.901, 0.160),
         "an all-reduce of 113 ms, under a backward of 160 ms": (0.113, 0.160),
         "an all-reduce of 100 ms, under a backward of 90 ms": (0.1, 0.09),
         "none": (0.0, 0.160),

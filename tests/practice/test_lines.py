@@ -7,6 +7,7 @@ import pytest
 
 from drops import lines
 from drops.lines import LINES
+from helpers.practice import notebooks, read_book
 from three_axes.table import Table
 
 # For each line: attempts, as the expression that is returned, and what each is told: '' for a right one.
@@ -144,6 +145,15 @@ def test_a_line_that_is_not_written_is_not_started_and_never_called(tmp_path, na
     assert str(line.solution()).startswith(f"def {name}(") and set(ATTEMPTS) == set(LINES)
     given = next(iter(line.cases.values()))
     assert line(*given) == line.ours(*given)
+
+
+@pytest.mark.parametrize("name", sorted(set(LINES) - {"compute"}))
+def test_a_right_line_gives_what_its_drop_prints(name):
+    """(`compute` is held against its first addend alone.)"""
+    line = LINES[name]
+    (path,) = (path for path in notebooks() if path.name.startswith(line.drop))
+    outputs = str([cell.get("outputs") for cell in read_book(path)["cells"]])
+    assert line.shown(line.ours(*next(iter(line.cases.values())))) in outputs
 
 
 def test_a_right_line_is_kept_and_used_and_named_below_the_table(beside_progress):

@@ -94,7 +94,7 @@ def OTHER() -> tuple[Given, list[Cut], float]:
 
 _JOBS = {
     "34B on 96 GPUs": OTHER,
-    "a job that you have not seen": partial(case, find_model("llama-2-13b"), 16, 32, 2048),
+    "a job that you have not seen": partial(case, find_model("llama-2-13b"), 16, 64, 4096),
     "another that you have not seen": partial(case, find_model("opt-30b"), 128, 128, 2048),
     "a third that you have not seen": partial(case, find_model("llama-3-70b"), 32, 128, 8192),
 }
