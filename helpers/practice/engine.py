@@ -92,7 +92,6 @@ def mistakes_of(text: str, exercise: str) -> list[Mistake]:
     """The rows of an exercise in a text, in the format that the module's docstring describes. Raises
     ValueError for a proof of another kind.
     """
-    text = text.replace("- parts: `form`", "- error: `WrongForm`")  # as drops 13 and 14 still write it
     rows = []
     for names, part in re.findall(r"^# ([^\n]+)\n(.*?)(?=^# |\Z)", text, re.M | re.S):
         if exercise in names.split(" · "):
