@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from helpers.practice import OnRanks, Run, facts_so_far
+from helpers.practice import OnRanks, Run, facts_so_far, first, needs_more
 
 # -- practice: ZeRO-1 written ---------------------------------------------------------------------
 
