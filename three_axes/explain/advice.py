@@ -146,11 +146,10 @@ def _exposed(slow: Split, op: str, axis: str, seconds: float, skews: Sequence[Sk
     waits = waits if op in TOGETHER else None
     if waits:
         share = waits.waited[slow.rank] / (waits.waited[slow.rank] + waits.transfer)
-        do = (
-            f"of its group's collectives {share:.0%} is waiting, mostly for rank {waits.latest}: look what"
-            " makes that late",
-            11,
-        )
+        late = f"mostly for rank {waits.latest}: look what makes that late"
+        if waits.latest is None:
+            late = "and no rank came last clearly more often than the others"
+        do = f"of its group's collectives {share:.0%} is waiting, {late}", 11
     elif op not in NAMED:
         do = "its kernel's name is of no collective that is known here: look what calls it", 11
     elif free < NOTHING * seconds:

@@ -8,6 +8,7 @@ is waiting. All-to-alls are left out: with unequal parts, each rank leaves when 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from .split import Split
 
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "barrier")  # all ranks leave at the same moment
 ALONE = ("all_to_all", *EXPERTS)  # each rank leaves when its own parts have arrived
+# A rank is named as the latest if, were each rank last equally often, some rank came last so often with less
+# than this probability.
+CHANCE = 0.05
 
 
 @dataclass
@@ -34,18 +38,29 @@ class Skew:
     last: Counter[int] = field(default_factory=Counter)
 
     @property
-    def latest(self) -> int:
-        """The rank that entered last most often."""
-        return self.last.most_common(1)[0][0]
+    def latest(self) -> int | None:
+        """The rank that entered last most often; None if that may be chance (`CHANCE`)."""
+        rank, times = self.last.most_common(1)[0]
+        share = 1 / len(self.waited)
+        tail = sum(
+            math.comb(self.calls, k) * share**k * (1 - share) ** (self.calls - k)
+            for k in range(times, self.calls + 1)
+        )
+        return rank if len(self.waited) * tail < CHANCE else None
 
     def sentence(self) -> str:
         """A sentence with the mean wait of a rank, the transfer (both in ms), and the latest rank."""
         mean = sum(self.waited.values()) / len(self.waited)
         late = self.latest
+        often = self.last.most_common(1)[0][1]
+        last = (
+            f"no rank came last clearly more often than the others (at most {often} times)"
+            if late is None
+            else f"rank {late} came last to {often} of them"
+        )
         return (
             f"{self.axis}, {ranks(list(self.waited))}: in {self.calls} collectives a rank waits"
-            f" {1e3 * mean:.1f} ms in the mean, and {1e3 * self.transfer:.1f} ms are transfer; rank {late}"
-            f" came last to {self.last[late]} of them"
+            f" {1e3 * mean:.1f} ms in the mean, and {1e3 * self.transfer:.1f} ms are transfer; {last}"
         )
 
 
