@@ -308,6 +308,40 @@ def test_a_gpu_that_ranks_may_have_shared_is_mentioned(tmp_path, names, gpus, do
     assert ("not known: whether ranks 0 and 1 shared a GPU" in repr(explain(files))) is doubt
 
 
+def steps_of(spans: list[tuple[str, float]], gap: float, last: float, gpu: bool) -> list[dict]:
+    """Three steps of operators or kernels, (name, µs), with `gap` µs between them, and `last` after them."""
+    events, at = [], 0.0
+    for step in range(3):
+        began = at
+        for i, (name, lasts) in enumerate(spans):
+            number = 1 + i + step * len(spans)
+            launch = x("cuda_runtime", "cudaLaunchKernel", at - 1, 1, 1, correlation=number)
+            kind = "kernel" if gpu else "cpu_op"
+            events += [launch] * gpu + [x(kind, name, at, lasts, 1, correlation=number)]
+            at += lasts + gap
+        at += last - gap
+        events.append(x("user_annotation", f"ProfilerStep#{step}", began, at - began, 1))
+    return events
+
+
+@pytest.mark.parametrize("gpu, names", [(False, ["aten::add", "aten::randn"]), (True, ["gemm", "softmax"])])
+def test_waiting_for_python_is_told_by_its_longest_gaps_or_by_the_number_of_short_ones(tmp_path, gpu, names):
+    first, last = names[1], names[0]
+    work = [(first, 50.0), *[(last, 50.0)] * 9]
+    of = lambda *made: explained(tmp_path, steps_of(*made, gpu)).advice[0].text
+    long = of(work, 5, 40_000)
+    assert "one long gap a step, of 40 ms" in long and f"between {last} and {first}: look what" in long
+    assert "microbatches" not in long and "torch.compile" not in long
+    many = of([(last, 9.0)] * 4000, 5, 5)
+    what = "kernels" if gpu else "operators"
+    assert f"4,000 {what} a step of 9 µs in the mean: fewer and larger ones, by larger" in many
+    assert "look what" not in many
+    # One long gap is named beside many short ones, if it is most of the waiting.
+    assert "one long gap a step, of 80 ms" in of([(last, 9.0)] * 4000, 5, 80_000)
+    several = of(work, 5_000, 5_000)  # no single one: what Python did is not guessed
+    assert "30 long gaps in 3 steps, of 5 ms each" in several and "is not in the trace" in several
+
+
 def test_the_latest_rank_is_named_only_if_it_was_last_more_often_than_by_chance(tmp_path):
     """Four ranks and 56 all-reduces. Each is last in a quarter of them, or rank 2 in 20 more."""
 

@@ -6,17 +6,19 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..foreign import plain
 from ..table import human
 from .collectives import COPY, EXPERTS, NAMED, UNKNOWN, Collective
 from .kernels import UNRECOGNISED
 from .skew import TOGETHER, Skew
-from .split import Split
+from .split import Gap, Split
 
 MOST = 5  # costs that are reported
 LEAST = 0.01  # share of the recorded time; a smaller cost, or difference between ranks, is not reported
 SMALL = 1e6  # bytes; the time of a smaller message is mostly latency
 MANY = 20  # so many small messages of a kind in a step are not yet reported
 SHORT = 100  # microseconds: a message of unknown size that takes less counts as small
+LONG_GAP = 1e-3  # seconds; to launch an operator, Python takes some tens of microseconds
 NOTHING = 0.1  # share of a collective's time: less computation than this cannot hide the collective
 
 # Part of the time -> (what to do about it, number of the drop).
@@ -99,21 +101,77 @@ def advice(splits: Sequence[Split], skews: Sequence[Skew] = ()) -> list[Advice]:
 
 
 def _waiting_for_python(slow: Split, others: list[Split]) -> Advice:
+    """The advice by how the waiting is made: of some long gaps, or of many short ones."""
     seconds = slow.parts["waiting for Python"]
-    larger = f"larger {'micro' * slow.trains}batches"
-    if others and seconds > 3 * statistics.median(s.parts["waiting for Python"] for s in others):
-        text = (
-            f"rank {slow.rank} waits for its own Python, the other ranks do not: look for what it alone does"
-            " between operators, such as reading data, logging or saving"
-        )
-    elif slow.on_gpu:
-        text = (
-            f"the GPU waits for Python to launch the next kernel: {larger}, torch.compile"
-            f"{' or CUDA graphs' * (not slow.graphs)}, and no .item() or print of a tensor in the step"
-        )
+    alone = others and seconds > 3 * statistics.median(s.parts["waiting for Python"] for s in others)
+    who = f"rank {slow.rank} waits for its own Python, the other ranks do not: " * bool(alone)
+    if long := _long(slow):
+        return Advice(seconds, f"{who}{_where(slow, long)}", 11)
+    what, waits = (
+        ("kernels", "the GPU waits for Python to launch")
+        if slow.on_gpu
+        else ("operators", "Python runs between")
+    )
+    a_step = " a step" * bool(slow.steps)
+    number = f"{slow.pieces / max(1, slow.steps):,.0f} {what}{a_step} of {_micro(slow.piece)} in the mean"
+    if alone:
+        return Advice(seconds, f"{who}{number}, and Python between them: look what it alone does there", 11)
+    do = f"fewer and larger ones, by larger {'micro' * slow.trains}batches, torch.compile"
+    if slow.on_gpu:
+        do += " or CUDA graphs" * (not slow.graphs) + ", and no .item() or print of a tensor in the step"
+    return Advice(seconds, f"{waits} {number}: {do}", 11)
+
+
+def _long(slow: Split) -> list[Gap]:
+    """The gaps of a quarter of a step's waiting for Python or more, if they make at least half of it;
+    otherwise the gaps that are not short, if short ones make less than a quarter; otherwise [].
+    """
+    if not slow.gaps:
+        return []
+    seconds = sum(gap.seconds for gap in slow.gaps)
+    a_step = seconds / slow.steps if slow.steps else slow.gaps[0].seconds
+    long = [gap for gap in slow.gaps if gap.seconds >= LONG_GAP]
+    few = [gap for gap in long if gap.seconds >= a_step / 4]
+    if sum(gap.seconds for gap in few) >= seconds / 2:
+        return few
+    return long if sum(gap.seconds for gap in long) > 0.75 * seconds else []
+
+
+def _where(slow: Split, long: list[Gap]) -> str:
+    """How many long gaps there are, how long they are, and between what most of their time lies. What Python
+    does is guessed only for at most two a step: a busy machine makes many.
+    """
+    places: dict[tuple[str, str], float] = {}
+    for gap in long:
+        places[gap[1:]] = places.get(gap[1:], 0.0) + gap.seconds
+    before, after = max(places, key=lambda place: (all(place), places[place]))
+    elsewhere = any(b not in ("", before) or a not in ("", after) for b, a in places)
+    names = [plain(name, 60) for name in (before, after) if name]
+    if len(names) == 2:
+        where = f"between {names[0]} and {names[1]}"
     else:
-        text = f"Python runs between the operators: {larger}"
-    return Advice(seconds, text, 11)
+        where = (
+            f"after {names[0]}" if before else f"before {names[0]}" if after else "without a name beside it"
+        )
+    mean = f"{1e3 * statistics.fmean(gap.seconds for gap in long):.3g} ms"
+    if len(long) == slow.steps:
+        number = f"one long gap a step, of {mean}"
+    else:
+        of = f" in {slow.steps} steps" * (slow.steps > 1)
+        number = (
+            f"{len(long)} long gaps{of}, of {mean} each" if len(long) > 1 else f"one long gap{of}, of {mean}"
+        )
+    few = len(long) <= 2 * max(1, slow.steps)
+    do = (
+        "look what Python does there, such as saving, collecting garbage, printing or evaluating"
+        if few
+        else "what Python did then is not in the trace, nor who else used the processor"
+    )
+    return f"{number}, {'the longest ' * elsewhere}{where}: {do}"
+
+
+def _micro(seconds: float) -> str:
+    return f"{1e6 * seconds:.0f} µs"
 
 
 def slowest(splits: Sequence[Split]) -> Split:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,6 +70,16 @@ STEP, LOADER = "ProfilerStep#", "enumerate(DataLoader)"
 WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "gloo:", "DistributedData")
 
 
+class Gap(NamedTuple):
+    """A time in which the device waited for Python. before, after: the names of the operator, kernel or
+    collective that ended then, and of the one that began; '' if the recording began or ended there.
+    """
+
+    seconds: float
+    before: str
+    after: str
+
+
 @dataclass
 class Split:
     """A rank's time, in seconds.
@@ -83,7 +94,9 @@ class Split:
     it ran. calls: the host's call -> how long the GPU waited during it, for long calls. brief: idle time in
     gaps that are no longer than a launch takes. devices: the GPUs that it ran on, by its own numbers. host:
     its machine, if known. graphs: True if CUDA graphs were launched. pageable: False if there are copies
-    between host and device, and all use pinned memory. trains: as in `reading.Trace`.
+    between host and device, and all use pinned memory. gaps: the waiting for Python, longest first. pieces:
+    how many kernels ran, or operators that no other operator called. piece: their mean seconds. trains: as in
+    `reading.Trace`.
     """
 
     rank: int
@@ -107,6 +120,9 @@ class Split:
     devices: set[str] = field(default_factory=set)
     host: str = ""
     pageable: bool = True
+    gaps: list[Gap] = field(default_factory=list)
+    pieces: int = 0
+    piece: float = 0.0
     trains: bool = True
 
     @property
@@ -165,7 +181,11 @@ def _of_gpu(trace: Trace, rank: int) -> Split:
     result.unrecognised = strangers
     result.devices, result.host = trace.devices, trace.host
     result.graphs = any("GraphLaunch" in call.name for call in trace.launches.values())
-    _idle(result, trace, idle)
+    _idle(result, trace, idle, [*((e.start, e.end, function_of(e.name)) for _, e in rest), *_named(sent)])
+    result.pieces, result.piece = (
+        len(spans),
+        float((spans[:, 1] - spans[:, 0]).sum()) / max(1, len(spans)) / 1e6,
+    )
     of_host = [e.name for e in copies if not _is_inside(e.name)]
     result.pageable = not of_host or not all("Pinned" in name for name in of_host)
     return result
@@ -203,7 +223,26 @@ def _of_cpu(trace: Trace, rank: int) -> Split:
     parts = without(computing, stepping), both(computing, stepping), union([]), union([])
     result, idle = _parts(trace, rank, False, sent, *parts, steps, union([]))
     result.parts |= _waiting(trace, idle)
+    result.gaps = _gaps(trace, idle, [*((e.start, e.end, e.name) for e in ops), *_named(sent)])
+    outermost = _outermost(ops)
+    took = sum(e.end - e.start for e in outermost) / 1e6
+    result.pieces, result.piece = len(outermost), took / max(1, len(outermost))
     return result
+
+
+def _named(sent: list[Collective]) -> list[tuple[float, float, str]]:
+    return [(c.start, c.end, c.op) for c in sent]
+
+
+def _outermost(operators: list[Event]) -> list[Event]:
+    """The operators that no other operator of their thread called."""
+    ended: dict[object, float] = {}  # thread -> when its last outermost operator ended
+    found = []
+    for e in sorted(operators, key=lambda e: (e.start, -e.end)):
+        if e.start >= ended.get(e.thread, -np.inf):
+            ended[e.thread] = e.end
+            found.append(e)
+    return found
 
 
 def _parts(trace: Trace, rank: int, on_gpu: bool, sent, computing, optimizer, copies, inside, also, unsure):
@@ -273,11 +312,11 @@ def _beyond_the_fastest(sent: list[Collective]) -> list[tuple[float, float]]:
     return [(c.start, c.end - fastest[c.op, c.payload]) for c in sent]
 
 
-def _idle(result: Split, trace: Trace, gaps: np.ndarray) -> None:
+def _idle(result: Split, trace: Trace, gaps: np.ndarray, ran: list[tuple[float, float, str]]) -> None:
     """Find for each idle gap of the GPU what it waited for. If the next kernel was launched after the gap
     began, the GPU waited for the host; the same holds for a gap after the last kernel. If it was launched
     before, the GPU waited for something on the device, which is not in the trace. Without a recorded launch,
-    nothing is known.
+    nothing is known. ran: (start, end, name) of what the GPU ran.
     """
     calls = {e.start: trace.launches.get(e.args.get("correlation")) for _, e in trace.gpu}
     late: list[tuple[object, np.ndarray]] = []  # (thread of the host, gap)
@@ -293,7 +332,9 @@ def _idle(result: Split, trace: Trace, gaps: np.ndarray) -> None:
         else:
             late.append((None, gap))
     in_calls = _in_calls(result, trace, late)
-    result.parts |= _waiting(trace, without(union([gap for _, gap in late]), in_calls))
+    for_host = without(union([gap for _, gap in late]), in_calls)
+    result.parts |= _waiting(trace, for_host)
+    result.gaps = _gaps(trace, for_host, ran)
     if len(in_calls):
         result.parts["waiting for CUDA"] = length(in_calls) / 1e6
     result.parts["idle"] = length(union(queued)) / 1e6
@@ -322,3 +363,14 @@ def _waiting(trace: Trace, waited: np.ndarray) -> dict[str, float]:
     """The time in which the device waited for the loader's batch, or for Python."""
     for_data = length(both(waited, _noted(trace, LOADER)))
     return {"waiting for data": for_data / 1e6, "waiting for Python": (length(waited) - for_data) / 1e6}
+
+
+def _gaps(trace: Trace, waited: np.ndarray, ran: list[tuple[float, float, str]]) -> list[Gap]:
+    """The waiting for Python in the intervals `waited`, longest first. ran: (start, end, name) of what ran.
+    What runs longest gives its name to a moment at which several began or ended.
+    """
+    ran = sorted(ran, key=lambda one: one[1] - one[0])
+    began, ended = ({one[at]: one[2] for one in ran} for at in (0, 1))
+    waited = without(waited, _noted(trace, LOADER))
+    found = [Gap((b - a) / 1e6, ended.get(a, ""), began.get(b, "")) for a, b in waited.tolist()]
+    return sorted(found, key=lambda gap: -gap.seconds)
