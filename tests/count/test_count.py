@@ -530,6 +530,13 @@ PIPED = dict(dp=4, pp=2, microbatch=1)
         (PIPED, lambda rows: more(rows, "all_gather", 2), "reshard_after_forward is on under a"),
         (dict(dp=8), lambda rows: more(rows, "all_gather", 0.5), "reshard_after_forward is off"),
         (dict(dp=8), lambda rows: more(rows, "all_gather", 2, "float32"), "its numbers are float32"),
+        # Two causes at once: calls and bytes of a call are looked at apart.
+        (
+            dict(dp=8),
+            lambda rows: more(once(rows), "all_gather", 2, "float32"),
+            "gathered once: reshard_after",
+        ),
+        (dict(dp=8), lambda rows: more(once(rows), "all_gather", 2, "float32"), "its numbers are float32"),
         (dict(dp=4, tp=2), lambda rows: [r for r in rows if r.axis != "tp"], "is it split so?"),
         (dict(dp=8), lambda rows: more(rows, "reduce_scatter", 1.3), "1.30 times the predicted bytes"),
         (dict(dp=8), lambda rows: units(rows, 7), "its units are smaller than a layer, as where each linear"),
@@ -546,6 +553,34 @@ def test_differences_from_the_prediction_are_explained(layout, change, phrase):
     job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=2048, framework=TITAN)
     table, words = against(change(as_predicted(job, layout)), job, layout)
     assert words and all(phrase in word for word in words), words
+
+
+def test_gradients_that_fsdp_reduces_in_each_microbatch_are_mentioned():
+    """The planner predicts them too: so the bytes agree, and the sentence is a note."""
+    job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=2048, framework=TITAN)
+    layout = TITAN.layout(dp=8, microbatch=1, zero=3)
+    rows = as_predicted(job, layout)
+    for row in rows:
+        row.types = {"float32"} if row.op == "reduce_scatter" else row.types
+    _, words = against(rows, job, layout)
+    assert words[0] == "predicted and counted agree" and len(words) == 2
+    assert "reduced in each of 4 microbatches" in words[1] and "set_requires_gradient_sync(False)" in words[1]
+    _, (words,) = against(more(rows, "reduce_scatter", 0.25, "float32"), job, layout)
+    assert "once a step, and not in each of 4" in words
+    layout = TITAN.layout(dp=8, microbatch=4, zero=3)
+    assert against(as_predicted(job, layout), job, layout)[1] == ["predicted and counted agree"]
+
+
+def once(rows):
+    """Without the second gather of each layer: the embedding and the head are gathered once in any case."""
+    for row in rows:
+        if row.op == "all_gather":
+            layers = (row.calls - 1) / 2
+            row.payload, row.algorithmic = (
+                size * (layers + 1) / row.calls for size in (row.payload, row.algorithmic)
+            )
+            row.calls = layers + 1
+    return rows
 
 
 def units(rows, factor: float):

@@ -18,6 +18,7 @@ from .report import CollectiveCount
 NEAR = 0.05  # relative difference up to which bytes count as the same
 MANY = 2.5  # from this ratio of predicted and counted bytes of a call on, FSDP's units are not layers
 WEIGHTS = ("dp", "shard", "edp", "eshard")  # axes along which weights are gathered, gradients scattered
+ACROSS = ("replicate", "ereplicate")  # axes along which gradients of HSDP are summed
 SMALL = 1e-3  # a collective with less than this share of the largest one's bytes is ignored: losses, norms
 
 
@@ -42,7 +43,7 @@ def against(
         if row.op not in ("recv", "barrier"):
             key = row.op, _axis_of(row, groups)
             counted[key] = counted.get(key, CollectiveCount(*key)).plus(row)
-    table, words = [], []
+    table, words, notes = [], [], []
     most = max([row.algorithmic for row in counted.values()], default=0.0)
     for key in sorted(predicted.keys() | counted.keys(), key=lambda key: key[::-1]):
         call, row = predicted.get(key, Calls(*key, 0, 0)), counted.get(key, CollectiveCount(*key))
@@ -51,15 +52,26 @@ def against(
         table.append([*key[::-1], f"{call.calls:g}", f"{row.calls:g}", human(must), human(has), ratio])
         small = has < SMALL * most and must == 0
         differs = abs(has - must) > NEAR * max(has, must)
-        units = _units(call, row, must, has, _wider(key, row, job)) if must and has else ""
-        if differs and not small:
+        wider = _wider(key, row, job) or 1
+        units = _units(call, row, must, has, wider) if must and has else ""
+        # Two causes may make as many bytes as none.
+        hidden = bool(
+            must and has and wider != 1 and _of_calls(key, has / must, wider, row, call, job, layout)
+        )
+        if (differs or hidden) and not small:
             words.append(_why(key, must, has, row, predicted, counted, job, layout))
             words[-1] += f"; {units}" * bool(units)
         elif units:
             words.append(f"{call.op} on {call.axis}: {units}")
+        if _reduced_in_each(key, must * wider, has, job, layout):
+            notes.append(
+                f"{call.op} on {call.axis}: gradients are reduced in each of {job.microbatches(layout)}"
+                " microbatches, as predicted. set_requires_gradient_sync(False) before all but the last"
+                " backward does it once a step, and holds whole gradients meanwhile"
+            )
     title = f"{job.model.name}, {job.framework.name}: {layout}. Sent by rank {rank} in a step"
     columns = ["axis", "collective", "calls predicted", "counted", "bytes predicted", "counted", "ratio"]
-    return Table(columns, table, title=title), words or ["predicted and counted agree"]
+    return Table(columns, table, title=title), [*(words or ["predicted and counted agree"]), *notes]
 
 
 def _hybrid(layout: Layout, groups: dict[str, list[int]], rank: int) -> dict[str, list[int]]:
@@ -83,18 +95,35 @@ def _wider(key: tuple[str, str], row: CollectiveCount, job: Job) -> float | None
     """The counted numbers' bytes, divided by those of the framework's numbers; None for several types."""
     bytes_of = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
     sizes = {bytes_of[t] for t in row.types if t in bytes_of}
-    holds = job.framework.holds
-    number = holds.gradient_bytes if key[0] == "reduce_scatter" else holds.number_bytes
-    return sizes.pop() / number if len(sizes) == 1 else None
+    return sizes.pop() / _number(key, job) if len(sizes) == 1 else None
 
 
-def _units(predicted: Calls, counted: CollectiveCount, must: float, has: float, wider: float | None) -> str:
+def _number(key: tuple[str, str], job: Job) -> int:
+    """Bytes of a number that the framework sends: of a gradient, or of an activation or a weight."""
+    op, axis = key
+    holds, reduces = job.framework.holds, op in ("all_reduce", "reduce_scatter")
+    return holds.gradient_bytes if reduces and axis in (*WEIGHTS, *ACROSS) else holds.number_bytes
+
+
+def _reduced_in_each(key: tuple[str, str], must: float, has: float, job: Job, layout: Layout) -> bool:
+    """Whether FSDP has reduced gradients in each of several microbatches, as the planner also assumes. must,
+    has: bytes predicted and counted, of equal numbers.
+    """
+    op, axis = key
+    fsdp = job.framework.sends.fsdp and layout.zero == 3 and layout.pp == 1
+    several = job.framework.sends.reduces_each and job.microbatches(layout) > 1
+    return bool(
+        fsdp and several and op == "reduce_scatter" and axis in WEIGHTS and abs(has - must) <= NEAR * must
+    )
+
+
+def _units(predicted: Calls, counted: CollectiveCount, must: float, has: float, wider: float) -> str:
     """A sentence if the bytes of a call show that weights are not gathered layer by layer, as the planner
     assumes; '' if they do not. must, has: bytes predicted and counted. wider: the result of `_wider`.
     """
     if predicted.op not in ("all_gather", "reduce_scatter") or predicted.axis not in WEIGHTS:
         return ""
-    times = must / predicted.calls * (wider or 1) / (has / counted.calls)
+    times = must / predicted.calls * wider / (has / counted.calls)
     start = f"in {counted.calls:g} calls, not {predicted.calls:g}: its units are"
     if times >= MANY:
         return f"{start} smaller than a layer, as where each linear is a unit of its own"
@@ -117,27 +146,52 @@ def _why(key, must: float, has: float, row, predicted, counted, job: Job, layout
         if any(other == axis for _, other in counted):
             return f"{name}: predicted, and not called"
         return f"{name}: predicted, and nothing at all is sent along {axis}: is it split so?"
-    ratio = has / must
-    times = next((n for n in (2, 3, 4, 8) if abs(ratio - n) < NEAR * n), None)
-    part = next((n for n in (2, 4) if abs(ratio * n - 1) < NEAR), None)
-    same_calls = abs(row.calls - predicted[key].calls) < 0.5
-    holds = job.framework.holds
-    number = holds.gradient_bytes if op == "reduce_scatter" else holds.number_bytes
-    if (wider := _wider(key, row, job)) and abs(ratio - wider) < NEAR * ratio and ratio != 1:
-        return (
-            f"{name}: {ratio:g} times the bytes, since its numbers are {next(iter(row.types))}, and"
-            f" {job.framework.name} sends {number} bytes each"
-        )
-    if op == "all_gather" and axis in ("dp", "shard") and times == 2 and layout.pp > 1:
-        return f"{name}: each weight is gathered twice: reshard_after_forward is on under a pipeline"
-    if op == "all_gather" and axis in ("dp", "shard") and part == 2 and layout.pp == 1:
-        return f"{name}: each weight is gathered once: reshard_after_forward is off"
-    m = job.microbatches(layout)
-    if axis == "dp" and abs(ratio - m) < NEAR * m and m > 1:
-        return f"{name}: {m} times: it is done in each of {m} microbatches, and not once a step"
-    if axis == "dp" and abs(ratio * m - 1) < NEAR and m > 1:
-        return f"{name}: once a step, and not in each of {m} microbatches: gradients are summed first"
-    if _units(predicted[key], row, must, has, wider):
+    ratio, call = has / must, predicted[key]
+    wider = _wider(key, row, job) or 1
+    of_numbers = (
+        f"its numbers are {next(iter(row.types), '')}, and {job.framework.name} sends {_number(key, job)}"
+        " bytes each"
+    )
+    if wider != 1 and abs(ratio - wider) < NEAR * ratio:
+        return f"{name}: {ratio:.3g} times the bytes, since {of_numbers}"
+    if wider != 1 and (also := _of_calls(key, ratio, wider, row, call, job, layout)):
+        return f"{name}: {ratio:.2f} times the predicted bytes, of two causes: {of_numbers}; and {also}"
+    if of_calls := _of_calls(key, ratio, 1, row, call, job, layout):
+        return f"{name}: {of_calls}"
+    if _units(call, row, must, has, wider):
         return f"{name}: {ratio:.2f} times the predicted bytes"
-    how = "in as many calls" if same_calls else f"in {row.calls:g} calls, not {predicted[key].calls:g}"
+    same_calls = abs(row.calls - call.calls) < 0.5
+    how = "in as many calls" if same_calls else f"in {row.calls:g} calls, not {call.calls:g}"
     return f"{name}: {ratio:.2f} times the predicted bytes, {how}"
+
+
+def _of_calls(
+    key: tuple[str, str],
+    ratio: float,
+    wider: float,
+    row: CollectiveCount,
+    call: Calls,
+    job: Job,
+    layout: Layout,
+) -> str:
+    """What was called more or less often than predicted, if that explains the bytes; otherwise ''. ratio:
+    bytes counted over predicted. wider: what the type of the numbers explains of it; if it is not 1, the
+    number of calls must agree.
+    """
+    op, axis = key
+    rest, m = ratio / wider, job.microbatches(layout)
+    near = lambda wanted: abs(rest - wanted) < NEAR * wanted
+    agree = wider == 1 or abs(row.calls / call.calls - rest) < NEAR * rest
+    if op == "all_gather" and axis in ("dp", "shard") and layout.zero == 3:
+        if layout.pp > 1 and near(2) and agree:
+            return "each weight is gathered twice: reshard_after_forward is on under a pipeline"
+        # Embedding and head are gathered once in any case: so fewer than half of the calls are left out.
+        once = row.calls in (call.calls / 2, (call.calls + m) / 2)
+        each = rest * call.calls / max(row.calls, 1)  # bytes of a call, counted over predicted
+        if layout.pp == 1 and (near(0.5) and wider == 1 or once and abs(each - 1) < NEAR):
+            return "each weight is gathered once: reshard_after_forward is off"
+    if axis == "dp" and m > 1 and near(m) and agree:
+        return f"{m} times: it is done in each of {m} microbatches, and not once a step"
+    if axis == "dp" and m > 1 and near(1 / m) and agree:
+        return f"once a step, and not in each of {m} microbatches: gradients are summed first"
+    return ""
