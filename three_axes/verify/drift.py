@@ -156,6 +156,11 @@ class Copies:
                 watched[name] = sketch.part
         return watched, left
 
+    def changed(self, name: str) -> bool:
+        """Whether a tensor has changed on any rank since its first sketch."""
+        pairs = zip(self._first, self._last)
+        return any(a[name].digest != b[name].digest for a, b in pairs if name in a and name in b)
+
     def equal_groups(self, of: Sequence[Sequence[object]]) -> list[list[int]]:
         """Groups of ranks that should see different data, but whose sequences are equal and not empty. of:
         for each rank, a sequence, such as the digests of its inputs.

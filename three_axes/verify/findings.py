@@ -27,6 +27,7 @@ class Findings:
     def __init__(self, copies: Copies, axes: dict[tuple[int, ...], str]):
         self._copies, self._axes = copies, axes
         self._printed: set[str] = set()
+        self._of_ddp: set[str] = set()  # parameters that DDP sends from rank 0 when it is built
 
     def strangers(self) -> None:
         """Print the parameters that differed before the first step although their gradients are summed."""
@@ -36,15 +37,19 @@ class Findings:
             more = f" and {len(strangers) - 1} more" * (len(strangers) > 1)
             where = self._where(first._replace(name=first.name + more))
             plural = "differ" if more else "differs"
-            say(
-                f"{where.replace('differs', plural, 1)}, and gradients are summed over these ranks: seeded"
-                " apart?"
-            )
+            why = "seeded apart?"
+            if all(drift.name in self._of_ddp for drift in strangers):
+                why = (
+                    "DDP makes parameters equal when it is built (unless init_sync=False), so these were"
+                    " changed since: loaded on one rank?"
+                )
+            say(f"{where.replace('differs', plural, 1)}, and gradients are summed over these ranks: {why}")
 
     def begun(self, written: Sequence[dict]) -> None:
         """Print what differed before the first step, and samplers that shuffle in different orders. written:
         for each rank, its record before the first step.
         """
+        self._of_ddp = {name for record in written for name in record["ddp"]}
         self.strangers()
         samplers = [record["samplers"] for record in written]
         for others in zip(*samplers) if len({len(listed) for listed in samplers}) == 1 else ():
@@ -60,11 +65,16 @@ class Findings:
     def watched(self) -> None:
         """Print how many tensors are watched."""
         watched, _ = self._copies.watched()
+        still = [n for n, part in watched.items() if part == AVERAGE and not self._copies.changed(n)]
+        for name in still:  # such as a checkpoint's
+            del watched[name]
         kinds = Counter(watched.values())
         plural = lambda part, n: f"{n} {part}" if n == 1 else f"{n} {part}s"
         phrases = [plural(part, n) for part, n in kinds.items() if part != AVERAGE]
         if AVERAGE in kinds:
             phrases.append(f"{kinds[AVERAGE]} in averages of the weights")
+        if still:
+            phrases.append(f"{len(still)} beside the model with its weights' shapes, not changed so far")
         say(f"watched: {', '.join(phrases) or 'nothing'}")
 
     def found(self, drifts: Iterable[Drift]) -> None:
@@ -100,6 +110,22 @@ class Findings:
             if drifts:
                 first = max(drifts.values(), key=lambda drift: drift.far)
                 say(f"{self._where(first._replace(name=folded(drifts)))}: {why}")
+
+    def unequal(self, numbers: Mapping[int, int]) -> bool:
+        """If the ranks' optimizers have not made equally many steps, print it. Returns whether they have not.
+        numbers: rank -> steps, of the ranks that have ended.
+        """
+        if len(set(numbers.values())) < 2:
+            return False
+        made: dict[int, list[int]] = {}
+        for rank, number in sorted(numbers.items()):
+            made.setdefault(number, []).append(rank)
+        named = ", ".join(f"{number} on {ranks_named(of)}" for number, of in made.items())
+        say(
+            f"the optimizers made unequal numbers of steps: {named}. So a step is not the same on all ranks,"
+            " and what differs after it may differ by that alone"
+        )
+        return True
 
     def notes(self, inputs: Sequence[list], draws: Sequence[list]) -> None:
         """Print which ranks should see different data, or draw different random numbers, but do not. inputs,

@@ -108,6 +108,7 @@ class Observer(Listener):
         self._gradients, self._calls = memory or {0: ""}, []
         return {
             "summed": list(dict.fromkeys(summed)),
+            "ddp": [name for name in _of_ddp(roots) if name in trained],
             "sums": sorted(self._sums),
             "wrapped": sorted(self._wrapped),
             "inside": sorted(self._inside),

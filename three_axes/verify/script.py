@@ -89,8 +89,11 @@ class WatchedScript:
             return
         self._write(ends=True)
         if self._rank == 0:
-            self._wait_for([f"end/{rank}" for rank in range(self._size)])
+            keys = {rank: f"end/{rank}" for rank in range(self._size)}
+            self._wait_for(list(keys.values()))
             self._compare()
+            ended = {rank: key for rank, key in keys.items() if self._store.check([key])}
+            self.compared.made = {rank: int(self._store.get(key)) for rank, key in ended.items()}
 
     def leave_last(self) -> None:
         """On rank 0, wait until the other ranks have left: its process may hold the store."""
@@ -191,6 +194,7 @@ class ComparedSteps:
     def __init__(self) -> None:
         self.number = 0  # of the next step to compare
         self.copies: Copies | None = None
+        self.made: dict[int, int] = {}  # rank -> steps that it has made, of those that have ended
         self._axes: dict[tuple[int, ...], str] = {}
         self._inputs: list[list] = []
         self._draws: list[list] = []
@@ -230,9 +234,10 @@ class ComparedSteps:
         """Print the findings on all steps together, and the conclusion."""
         steps = max(1, self.number - 1)  # the last record's inputs belong to no compared step
         self.findings.ended(self.number - 1)
-        self.findings.notes(
-            [of_rank[:steps] for of_rank in self._inputs], [of_rank[:steps] for of_rank in self._draws]
-        )
+        if not self.findings.unequal(self.made):  # otherwise steps of one number have other data
+            self.findings.notes(
+                [of_rank[:steps] for of_rank in self._inputs], [of_rank[:steps] for of_rank in self._draws]
+            )
         self.findings.rates(self._rates)
         self.findings.conclusion(script, self.number - 1)
 
