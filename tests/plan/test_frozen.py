@@ -18,6 +18,7 @@ from three_axes.plan.memory import stage_states
 from three_axes.plan.operations import head, layer
 from three_axes.plan.page import page
 from three_axes.plan.traffic import sent
+from three_axes.table import human
 
 MEGATRON, TITAN = FRAMEWORKS["megatron-lm"], FRAMEWORKS["torchtitan"]
 JOB = Job(MODELS["llama-3-8b"], CLUSTERS["dgx-h100"], 32, 4096, MEGATRON)
@@ -253,6 +254,17 @@ def test_accelerate_reads_its_file_and_flags_name_settings_elsewhere(tmp_path):
     assert queue not in flags("megatron-lm", JOB, Layout(dp=8))
     b200 = replace(JOB, cluster=CLUSTERS["dgx-b200"])
     assert queue not in flags("megatron-lm", b200, Layout(dp=4, tp=2)), "Blackwell needs none"
+
+
+def test_accelerates_flags_have_the_switch_that_the_planned_memory_needs():
+    """Accelerate's FSDP2 holds whole gradients between microbatches, two bytes a parameter, unless told."""
+    layout = Layout(dp=8, zero=3)
+    job = replace(JOB, framework=FRAMEWORKS["transformers"], global_batch=32)
+    text = flags("accelerate", job, layout)
+    assert "sync_each_batch=True" in text and f"{human(2 * job.model.params)} more on each GPU" in text
+    assert "sync_each_batch" not in flags("accelerate", replace(job, global_batch=8), layout)
+    assert "sync_each_batch" not in flags("accelerate", job, Layout(dp=1, zero=3))
+    assert any("sync_each_batch=True" in warning for warning in estimate(job, layout).warnings())
 
 
 def test_torchtitan_counts_tokens():

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..table import human
 from .frameworks import ALIASES
 from .job import Job
 from .layout import ORDER, Layout
+from .memory import held_whole
 
 # framework -> repository, commit, date and files in which its names were read
 SOURCES = {
@@ -219,6 +221,12 @@ def _accelerate(job: Job, layout: Layout) -> str:
         lines += [f"  parallelism_config_{name}_size: {size}" for name, size in sizes.items()]
     accumulated = f"gradient_accumulation_steps={job.microbatches(layout)}"
     steps = [f"per_device_train_batch_size={layout.microbatch}, {accumulated}"]
+    if held := held_whole(job, layout):
+        steps.append(
+            "GradientAccumulationPlugin(sync_each_batch=True) with that number, for what is planned reduces"
+            " gradients in each microbatch; without it FSDP2 holds them whole until the last one,"
+            f" {human(held)} more on each GPU in bfloat16"
+        )
     if machines > 1:
         steps.append("on each machine its machine_rank, and the first one's address")
     if layout.tp > 1:

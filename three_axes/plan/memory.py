@@ -131,6 +131,16 @@ def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
     return parts
 
 
+def held_whole(job: Job, layout: Layout) -> float:
+    """Bytes by which Accelerate's FSDP2 holds more than is planned, unless its sync_each_batch is set: the
+    whole bfloat16 gradients of a GPU, from one microbatch to the next. 0 without several microbatches.
+    (accelerator.py, `accumulate` and `no_sync`, of Accelerate 1.15: set_requires_gradient_sync(False).)
+    """
+    if layout.zero != 3 or layout.shards == 1 or job.microbatches(layout) == 1:
+        return 0.0
+    return 2.0 * float(adapter_share(job, layout) if job.lora else stage_params(job.model, layout, 0))
+
+
 def stage_memory(
     job: Job, layout: Layout, stage, overhead: float = OVERHEAD, of_kinds: list | None = None
 ) -> dict[str, float]:

@@ -15,7 +15,7 @@ from .certainty import Sure, sure
 from .cost import FORMULAS, constants, step_terms
 from .job import Job
 from .layout import Layout
-from .memory import fullest, room, stages_memory
+from .memory import fullest, held_whole, room, stages_memory
 from .shape import ModelShape
 
 WIDE = 28  # characters of a whole step's bar in a table
@@ -180,6 +180,11 @@ class Estimate:
                 f"tight: {human(self.memory_bytes)} of {human(device.memory)} are allocated, and PyTorch's"
                 f" allocator may reserve {self.job.framework.holds.reserves:.2f} times as much; try it before"
                 " you count on it"
+            )
+        if self.job.framework.name == "transformers" and (held := held_whole(self.job, self.layout)):
+            sentences.append(
+                f"planned with Accelerate's sync_each_batch=True: without it {human(held)} more of gradients"
+                " are held on each GPU until the last microbatch (--flags accelerate)"
             )
         if device.assumed:
             sentences.append(
