@@ -387,6 +387,22 @@ def test_the_first_page_predicts_cuts_and_its_address_keeps_it(visit):
 
 @needs_chromium
 @pytest.mark.slow
+@pytest.mark.parametrize("width", (390, 1024, 1280, 1920, 2560))
+def test_a_bar_of_the_first_page_is_as_long_as_its_figure_says(visit, width):
+    page = visit("index.html")
+    page.set_viewport_size({"width": width, "height": 800})
+    page.get_by_label("the layers", exact=True).check()
+    page.get_by_role("button", name="This is my prediction").click()
+    long = [bar.bounding_box()["width"] for bar in page.locator("#bars i").all()]
+    figures = [float(first.gigabytes(axis)) for axis in first.CUTS]
+    assert max(long) > 150, "a bar that is too short shows nothing"
+    assert long == pytest.approx([max(long) * gb / max(figures) for gb in figures], abs=1.5)
+    longest = page.locator("#bars p").nth(long.index(max(long))).bounding_box()
+    assert longest["x"] + longest["width"] <= width
+
+
+@needs_chromium
+@pytest.mark.slow
 def test_the_search_finds_a_section_from_any_page(visit):
     page = visit(page_of("b1"))
     page.get_by_role("searchbox").fill("bubble interleaved")
