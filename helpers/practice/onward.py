@@ -20,10 +20,13 @@ def practised(drop: str, done: passed.Done) -> bool:
 
 
 def where(done: passed.Done) -> str:
-    """'1 of 14 drops done': drops whose lesson is practised, or whose last cell has run."""
+    """'1 of 14 drops done, 2 read': done are the drops whose lesson is practised, read those whose last cell
+    has run. The second number is left out if it equals the first.
+    """
     fourteen = [drop for drop in map(drop_number, notebooks()) if drop.isdigit()]
-    count = sum(drop in done.left or practised(drop, done) for drop in fourteen)
-    return f"{count} of {len(fourteen)} drops done"
+    count = sum(practised(drop, done) for drop in fourteen)
+    read = sum(drop in done.left for drop in fourteen)
+    return f"{count} of {len(fourteen)} drops done" + (f", {read} read" if read != count else "")
 
 
 def next_drop(done: passed.Done) -> Path:
@@ -61,6 +64,7 @@ def after(exercise: str, module: str, unread: bool = False) -> tuple[str, str]:
     ends_lesson = exercise in lessons()[drop] and practised(drop, done)
     if ends_lesson and not unread:
         passed.note_read(drop)
+        done.left.append(drop)
     if not ends_lesson and (left := unsolved(drop, done)):
         return f"Next in this drop: {left[0]}.", ""
     there = next_drop(done)

@@ -29,31 +29,48 @@ def _exercises_of(drop: str) -> dict[str, Exercise]:
     )
 
 
+LINE = 100  # characters of a line
 _begun: dict[tuple[str, str], cards.Deck] = {}  # (drop, day) -> the cards that it began with in this kernel
 
 
 def here(drop: str) -> None:
-    """At the beginning of a drop: print the reader's progress, the last mistake in each exercise of the drop
-    read last, and the notebooks that still run; display up to three due cards.
+    """At the beginning of a drop, print at most three lines: the reader's progress; the notebooks that still
+    run; how the exercises of the drop read last went. Display up to three due cards.
     """
-    done, known = passed.mine(), [drop_number(path) for path in notebooks() if drop_number(path) != drop]
+    done, today = passed.mine(), str(date.today())
+    deck = _begun.get((drop, today)) or cards.beginning(today)
+    skips = "" if onward.practised(drop, done) else f'progress.skip("{drop}") asks'
     if done != passed.Done():
-        print(f"{onward.where(done)} (progress.show() lists the exercises)")
-    if not onward.practised(drop, done):
-        print(f'You know this drop already? progress.skip("{drop}") asks its exercise now.')
-    before = next((other for other in reversed(done.left) if other in known), None)
-    for exercise in _exercises_of(before).values() if before else ():
-        for name in [*getattr(done.exercises.get(exercise.name), "mistakes", {})][-1:]:
-            sentence = f"last time, drop {before}, {exercise.name}: {name}. {exercise.advice(name)}"
-            print(textwrap.fill(sentence, 100, subsequent_indent="    ", break_on_hyphens=False))
+        now = f", {skips} those of this drop" if skips else ""
+        print(f"{onward.where(done)}. progress.show() lists the exercises{now}.")
+    elif skips:
+        print(f"You know this drop already? {skips} its exercise now.")
     if passed.is_kept() and (running := _still_run(drop)):
         print(running)
-    today = str(date.today())
-    deck = _begun.get((drop, today)) or cards.beginning(today)
+    known = [drop_number(path) for path in notebooks() if drop_number(path) != drop]
+    before = next((other for other in reversed(done.left) if other in known), None)
+    last = _last_time(before, done) if before else ""
     if deck.all:
         _begun[drop, today] = deck
-        print("Three cards" if len(deck.all) == 3 else "Cards", "of what you have read:")
+        last += " Three cards" if len(deck.all) == 3 else " Cards"
+        last += " of what you have read:"
+    if last:
+        print(last.strip())
+    if deck.all:
         display(deck)
+
+
+def _last_time(drop: str, done: passed.Done) -> str:
+    """'Last time, drop 02: the mean of unequal shares solved.' For an exercise that is not solved, the last
+    mistake. '' if no exercise of this drop was tried.
+    """
+    tried = [(name, done.exercises[name]) for name in exercises()[drop] if name in done.exercises]
+    went = [
+        f"{name} solved" if attempts.passed else ": ".join([name, *list(attempts.mistakes)[-1:]])
+        for name, attempts in tried
+    ]
+    sentence = f"Last time, drop {drop}: {'; '.join(went)}."
+    return textwrap.shorten(sentence, LINE, placeholder=" …") if went else ""
 
 
 def advice_to(drop: str, exercise: str, mistake: str) -> str:

@@ -186,10 +186,12 @@ def test_the_course_knows_what_comes_next_and_what_went_wrong_last_time(monkeypa
     assert f'<a href="{solved.next[1]}">' in solved._repr_html_() and opens() == "02"
     capsys.readouterr()
     progress.here("02")
-    said = " ".join(capsys.readouterr().out.split())
-    assert "1 of 14 drops done" in said and "Three cards" in said
-    assert f"last time, drop 01, traffic fingerprints: {wrong.misconception}." in said
+    said = capsys.readouterr().out
+    assert "1 of 14 drops done. " in said
+    assert "Last time, drop 01: traffic fingerprints solved. Three cards of what you have read:\n" in said
+    assert wrong.misconception not in said, "it was solved since"
     progress.leave("05")  # read, and not practised
+    assert "1 of 14 drops done, 2 read (" in capsys.readouterr().out
     assert opens() == "05"
     passed.note(d13.cases.name, None)  # which is for another day
     assert opens() == "13"
@@ -216,8 +218,9 @@ def test_a_drop_can_be_skipped_by_its_exercises(monkeypatch, tmp_path, capsys):
     progress.skip("01")
     solved = d01.fingerprints.check(OWN)
     assert solved.next[1].startswith("02_") and passed.mine().left == [], "a skipped drop was not read"
+    assert solved.next[0].startswith("1 of 14 drops done, 0 read.")
     cells[:] = ["d01.fingerprints.check(mine)"]
-    assert d01.fingerprints.check(OWN).next == solved.next and passed.mine().left == ["01"]
+    assert d01.fingerprints.check(OWN).next[1] == solved.next[1] and passed.mine().left == ["01"]
     cells.clear()
     progress.skip("04")
     passed.note(d04.middle_stage.name, None)
@@ -290,6 +293,36 @@ def test_a_drop_begins_with_what_is_due(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("THREE_AXES_PROGRESS", "")
     progress.leave("02")
     assert capsys.readouterr().out.startswith("drop 02: ○ the mean of unequal shares, ○")
+
+
+def test_a_drop_begins_with_three_lines_at_most(monkeypatch, tmp_path, capsys):
+    """Also if every exercise of the drop read last went wrong, with the longest names, and notebooks run."""
+    monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
+    monkeypatch.setattr(progress, "_begun", {})
+    monkeypatch.setattr(progress, "display", lambda deck: None)
+    monkeypatch.setattr(progress, "_still_run", lambda drop: "02, 03 and 05 still run")
+    for drop, names in progress.exercises().items():
+        for name in names:
+            passed.note(name, "a mistake whose name has ten words, as some have")
+        passed.note_read(drop)
+        other = "02" if drop == "01" else "01"
+        progress.here(other)
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) <= 3 and "of 14 drops done" in lines[0] and f"Last time, drop {drop}: " in lines[-1]
+        passed.note(names[0], None)
+        progress.here(other)
+        assert f"Last time, drop {drop}: {names[0]} solved" in capsys.readouterr().out
+
+
+def test_read_and_done_are_two_numbers(monkeypatch, tmp_path):
+    monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
+    said = lambda: onward.where(passed.mine())
+    assert said() == "0 of 14 drops done"
+    d01.fingerprints.check(lambda small, large: "data")
+    passed.note_read("01")
+    assert said() == "0 of 14 drops done, 1 read"
+    d01.fingerprints.check(OWN)
+    assert said() == "1 of 14 drops done"
 
 
 def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys):
