@@ -16,7 +16,7 @@ from three_axes.files import find
 from three_axes.table import Table
 
 from ..ranks import open_worlds
-from . import cards, onward, passed
+from . import cards, missing, onward, passed
 from .books import drop_number, exercises, module_of, notebooks
 from .exercise import SKIPS, Exercise
 
@@ -35,8 +35,10 @@ _begun: dict[tuple[str, str], cards.Deck] = {}  # (drop, day) -> the cards that 
 
 def here(drop: str) -> None:
     """At the beginning of a drop, print at most three lines: the reader's progress; the notebooks that still
-    run; how the exercises of the drop read last went. Display up to three due cards.
+    run; how the exercises of the drop read last went. Display up to three due cards. Later
+    cells explain a NameError (see `missing`).
     """
+    missing.advise(drop)
     done, today = passed.mine(), str(date.today())
     deck = _begun.get((drop, today)) or cards.beginning(today)
     skips = "" if onward.practised(drop, done) else f'progress.skip("{drop}") asks'

@@ -18,7 +18,7 @@ from kernels import WithoutPorts
 
 from drops import b1, d01, d02, d04, d13
 from helpers import predict
-from helpers.practice import books, cards, exercise, onward, passed, progress, quiz
+from helpers.practice import books, cards, exercise, missing, onward, passed, progress, quiz
 from helpers.practice.engine import compiled
 from three_axes.__main__ import main
 from tools import classroom
@@ -247,6 +247,24 @@ def asked_by_skip(first_cell: str) -> list[bool]:
 @pytest.mark.parametrize("cell", ["In.clear()", "In = 3", "class In: pass", "del In"])
 def test_the_readers_names_do_not_change_which_cell_runs(aside, cell):
     assert aside(asked_by_skip, cell) == [True, False]
+
+
+def after_a_restart(drop: str) -> list[str]:
+    """In a new shell that has run the drop's first cell: what each later cell says."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    shell.run_cell(f"from helpers.practice import progress; progress.here({drop!r})").raise_error()
+    cells = ("guess.reveal('data')", "d01.first_line(3)", "fingerprint", "data", "x = guess", "gues", "held")
+    return [str(shell.run_cell(cell).error_in_exec) for cell in cells]
+
+
+def test_after_a_restart_a_cell_says_which_cells_to_run(aside):
+    """Not for a slip of the pen, nor for a name that only ranks have."""
+    said = aside(after_a_restart, "01")
+    for name, line in zip(("guess", "d01", "fingerprint", "data", "guess"), said):
+        assert line.endswith(f"\n{missing.ADVICE.format(name)}")
+    assert said[-2:] == ["name 'gues' is not defined", "name 'held' is not defined"]
 
 
 def test_cards_come_back_by_spacing(monkeypatch, tmp_path):
