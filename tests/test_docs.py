@@ -73,6 +73,13 @@ def test_the_readme_is_short_and_its_first_table_is_drop_08s():
         assert f"| {name} | {' | '.join(sizes)} |" in readme
 
 
+def test_the_readme_begins_with_the_folder_that_one_has():
+    """Its first command needs no address; publishing is in docs/install.md."""
+    readme = text(ROOT / "README.md")
+    assert readme.partition("```\n")[2].startswith("make lab ") and "OWNER" not in readme
+    assert "make colab REPO=" in text(ROOT / "docs/install.md")
+
+
 def test_a_lesson_of_90_minutes_takes_what_it_says():
     practice = {drop_number(path): minutes(nbformat.read(path, as_version=4))[0] for path in notebooks()}
     plans = re.findall(

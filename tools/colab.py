@@ -126,23 +126,25 @@ def stamp(notebook: dict, name: str, repo: str = UNNAMED) -> dict:
     return notebook
 
 
-def linked(readme: str, repo: str) -> str:
-    """The README, with `repo` in its commands to clone it and in its paragraph on Colab. A second call with
-    the same `repo` changes nothing.
+def linked(install: str, repo: str) -> str:
+    """docs/install.md, with `repo` in its commands to clone it and in its paragraph on Colab. A second call
+    with the same `repo` changes nothing.
     """
     clone = rf"\g<1>{repo}\g<2>{repo.rpartition('/')[2]}"
-    readme = re.sub(r"(git clone https://github\.com/)[\w.-]+/[\w.-]+( && cd )[\w.-]+", clone, readme)
+    install = re.sub(r"(git clone https://github\.com/)[\w.-]+/[\w.-]+( && cd )[\w.-]+", clone, install)
     first = f"{AT}/github/{repo}/blob/main/colab/{notebooks()[0].name}"
     paragraph = (
         f"**Colab.** [Open drop 01]({first}), or another of the folder `colab`. The first cell fetches the"
         " course and uses the torch that is there."
     )
-    return re.sub(r"(?m)^\*\*Colab\.\*\*.*$", lambda _: paragraph, readme)
+    return re.sub(r"(?m)^\*\*Colab\.\*\*.*$", lambda _: paragraph, install)
 
 
 def published() -> str:
     """The repository that `make colab` was given; "" if none was."""
-    found = re.search(rf"{AT}/github/([\w.-]+/[\w.-]+)/blob", find("README.md").read_text(encoding="utf-8"))
+    found = re.search(
+        rf"{AT}/github/([\w.-]+/[\w.-]+)/blob", find("docs/install.md").read_text(encoding="utf-8")
+    )
     return found[1] if found else ""
 
 
@@ -191,8 +193,8 @@ def make_parcels() -> None:
 
 
 def make_colab(repo: str) -> None:
-    """Stamp every notebook, write a copy of it without outputs into colab/, and write `repo` into README.md,
-    pyproject.toml and CITATION.cff. Raises ValueError for a `repo` that is not owner/name.
+    """Stamp every notebook, write a copy of it without outputs into colab/, and write `repo` into
+    docs/install.md, pyproject.toml and CITATION.cff. Raises ValueError for a `repo` that is not owner/name.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ValueError(f"{repo!r} is no repository; give owner/name, as in make colab REPO=owner/name")
@@ -205,13 +207,13 @@ def make_colab(repo: str) -> None:
         copy = find("notebooks").parent / "colab" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_book(blank(notebook), copy)
-    readme = find("README.md")
-    readme.write_text(linked(readme.read_text(encoding="utf-8"), repo), encoding="utf-8")
+    install = find("docs/install.md")
+    install.write_text(linked(install.read_text(encoding="utf-8"), repo), encoding="utf-8")
     for file in (find("pyproject.toml"), find("CITATION.cff")):
         text = re.sub(r"github\.com/[\w.-]+/[\w.-]+", f"github.com/{repo}", file.read_text(encoding="utf-8"))
         file.write_text(text, encoding="utf-8")
     opened = f"{len(notebooks())} notebooks open in Colab from github.com/{repo}"
-    print(f"{opened}: commit notebooks, colab, README.md, CITATION.cff and pyproject.toml")
+    print(f"{opened}: commit notebooks, colab, docs, CITATION.cff and pyproject.toml")
 
 
 if __name__ == "__main__":

@@ -88,8 +88,9 @@ def test_what_colab_opens_has_no_outputs(tmp_path, monkeypatch):
     for path in NOTEBOOKS[:2]:
         (tmp_path / "notebooks").mkdir(exist_ok=True)
         shutil.copy(path, tmp_path / "notebooks")
-    for name in ("README.md", "pyproject.toml", "CITATION.cff"):
-        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "docs").mkdir()
+    for name in ("docs/install.md", "pyproject.toml", "CITATION.cff"):
+        shutil.copy(ROOT / name, tmp_path / name)
     monkeypatch.setattr(colab, "find", lambda name: tmp_path / name)
     monkeypatch.setattr(colab, "notebooks", lambda: sorted((tmp_path / "notebooks").glob("*.ipynb")))
     for _ in range(2):
@@ -100,9 +101,9 @@ def test_what_colab_opens_has_no_outputs(tmp_path, monkeypatch):
         assert sources(copy) == sources(stored)
         assert not any(c.get("outputs") or c.get("execution_count") for c in copy.cells)
         assert any(c.get("outputs") for c in stored.cells)
-    readme = (tmp_path / "README.md").read_text()
-    assert readme.count("**Colab.**") == readme.count("owner/name/blob/main/colab/01_") == 1
-    assert readme.count("git clone https://github.com/owner/name && cd name\n") == 1
+    install = (tmp_path / "docs/install.md").read_text()
+    assert install.count("**Colab.**") == install.count("owner/name/blob/main/colab/01_") == 1
+    assert install.count("git clone https://github.com/owner/name && cd name\n") == 1
     assert 'Source = "https://github.com/owner/name"' in (tmp_path / "pyproject.toml").read_text()
     assert "repository-code: https://github.com/owner/name\n" in (tmp_path / "CITATION.cff").read_text()
 
