@@ -10,6 +10,7 @@ import pytest
 from helpers.practice.books import drop_number, notebooks
 from tools import refresh
 from tools.pages import minutes
+from tools.site.first import first
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = re.findall(
@@ -78,6 +79,14 @@ def test_the_readme_begins_with_the_folder_that_one_has():
     readme = text(ROOT / "README.md")
     assert readme.partition("```\n")[2].startswith("make lab ") and "OWNER" not in readme
     assert "make colab REPO=" in text(ROOT / "docs/install.md")
+
+
+def test_a_question_asked_in_three_places_names_its_model_in_each():
+    """A toy sends most by dp, an 8B by tp."""
+    (in_readme,) = re.findall(r"\*\*Vote first: (.*?\?)\*\*", text(ROOT / "README.md"))
+    (in_drop,) = re.findall(r'predict\("(.*?\?)"', text(notebooks()[0]))
+    (on_site,) = re.findall(r"<legend>(.*?\?)</legend>", first())
+    assert "toy" in in_readme and "toy" in in_drop and "8B" in on_site
 
 
 def test_a_lesson_of_90_minutes_takes_what_it_says():

@@ -58,7 +58,7 @@ function show(input) {
   const right = predicted == most ? "which is right" : `but it is ${called(most)}`;
   document.getElementById("does").textContent =
     `You predicted ${called(predicted)}, ${right}. You see a cut of ${called(input)}. ${input.dataset.does}`;
-  document.getElementById("does").append(" Why: ", Object.assign(document.createElement("a"),
+  document.getElementById("does").append(" The same question of a toy: ", Object.assign(document.createElement("a"),
     {href: cuts.dataset.why, textContent: "drop 01"}), ".");
   const bars = choices.map(other => {
     const row = document.createElement("p"), bar = document.createElement("i");
