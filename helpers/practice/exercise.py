@@ -176,7 +176,10 @@ class Exercise:
             if _has_a_value(attempt):
                 sentence = "Your function ends without `return`: the value in its body is lost."
                 return wrong("nothing returned", sentence)
-            return Answer("not started", f"Write the body of {attempt.__name__}, and run this cell again.")
+            text = f"Write the body of {attempt.__name__}, and run this cell again."
+            if kept := getattr(passed.mine().exercises.get(self.name), "source", ""):
+                text += f" You passed this exercise with:\n\n{kept}"
+            return Answer("not started", text)
         if helped := names_in(attempt).intersection(self.without):
             sentence = f"`{min(helped)}` does this exercise for you. Write it without `{min(helped)}`."
             return wrong("the course's code does the work", sentence)
@@ -197,7 +200,8 @@ class Exercise:
         if answer.kind == "not counted" or answer.helped or attempt is self.reference or not self.noted:
             return answer
         self._mistake = answer.misconception or ""
-        passed.note(self.name, None if answer.kind == "right" else answer.misconception or answer.kind)
+        failed = None if answer.kind == "right" else answer.misconception or answer.kind
+        passed.note(self.name, failed, _source_of(attempt))
         if answer.kind == "right":
             answer.next = onward.after(self.name, self.reference.__module__, _asked_by_skip())
         return answer
@@ -464,6 +468,14 @@ def _is_empty(function: Callable) -> bool:
         and (step.opname in ("RESUME", "NOP") or step.argval in (None, ..., function.__doc__))
         for step in dis.get_instructions(function)
     )
+
+
+def _source_of(function: Callable) -> str:
+    """The source of a reader's function; '' if it is not known."""
+    try:
+        return textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return ""
 
 
 def _has_a_value(function: Callable) -> bool:

@@ -22,17 +22,23 @@ from three_axes.foreign import plain, read_json
 @dataclass
 class Attempts:
     """Attempts at one exercise. tries: checks until it was passed. mistakes: name -> how often it was made,
-    the latest last. Raises TypeError for values of other types, which a file may have.
+    the latest last. source: the function that passed. Raises TypeError for values of other types, which a
+    file may have.
     """
 
     tries: int = 0
     passed: bool = False
     mistakes: dict[str, int] = field(default_factory=dict)
+    source: str = ""
 
     def __post_init__(self):
         self.mistakes = {plain(name): n for name, n in self.mistakes.items()}
         numbers = self.tries, *self.mistakes.values()
-        if not (type(self.passed) is bool and all(type(n) is int and n >= 0 for n in numbers)):
+        if not (
+            type(self.passed) is bool
+            and type(self.source) is str
+            and all(type(n) is int and n >= 0 for n in numbers)
+        ):
             raise TypeError
 
 
@@ -132,12 +138,14 @@ def note_read(drop: str) -> None:
         done.left = [other for other in done.left if other != drop] + [drop]
 
 
-def note(exercise: str, mistake: str | None) -> None:
-    """Note a check. mistake: its name; None if the exercise was passed. Later checks of a passed exercise do
-    not count.
+def note(exercise: str, mistake: str | None, source: str = "") -> None:
+    """Note a check. mistake: its name; None if the exercise was passed, by a function with this source. Later
+    checks of a passed exercise do not count, but the last source that passed is kept.
     """
     with changing() as done:
         attempts = done.exercises.setdefault(exercise, Attempts())
+        if mistake is None and source:
+            attempts.source = source
         if attempts.passed:
             return
         attempts.tries += 1

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import linecache
 import os
 import re
 import subprocess
@@ -330,6 +331,24 @@ def test_a_drop_begins_with_three_lines_at_most(monkeypatch, tmp_path, capsys):
         passed.note(names[0], None)
         progress.here(other)
         assert f"Last time, drop {drop}: {names[0]} solved" in capsys.readouterr().out
+
+
+def test_a_pass_keeps_the_source_and_an_empty_cell_offers_it(monkeypatch, tmp_path):
+    """The notebook may be lost after a check: JupyterLab ended before it was saved."""
+    monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
+
+    def fingerprint(small, large): ...
+
+    assert "You passed" not in repr(d01.fingerprints.check(fingerprint))
+    d01.fingerprints.check(lambda small, large: "data")
+    assert passed.mine().exercises[d01.fingerprints.name].source == "", "a wrong attempt is not kept"
+    # A right function in a cell, whose source is where IPython keeps it.
+    source, names = inspect.getsource(d01.fingerprint), dict(d01.fingerprint.__globals__)
+    linecache.cache["<a cell>"] = len(source), None, source.splitlines(keepends=True), "<a cell>"
+    exec(compile(source, "<a cell>", "exec"), names)
+    assert d01.fingerprints.check(names["fingerprint"]).kind == "right"
+    offered = d01.fingerprints.check(fingerprint)
+    assert offered.kind == "not started" and offered.text.endswith(source)
 
 
 def test_read_and_done_are_two_numbers(monkeypatch, tmp_path):
