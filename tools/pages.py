@@ -6,15 +6,18 @@ Run `python -m tools.pages` after a title, a text or an exercise has changed.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from pathlib import Path
 
 import nbformat
 
+from helpers.draw import explore
 from helpers.practice import LATER, Written, drop_number, notebooks, written
 from three_axes.files import find
 
+LIVE = ("orders", "schedules", "memory")  # explorers for which tools/site/frames.py computes all pictures
 # The core of a notebook is everything above BOX, its lesson everything above LATER.
 CORE = 6  # minutes promised for every core; tests/notebooks/test_notebooks.py limits what a core may hold
 BOX = "## When it hurts\n"
@@ -62,6 +65,19 @@ def core(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 def lesson(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     """The cells before the heading "For another day"."""
     return notebook.cells[: at(notebook, LATER)]
+
+
+def explorer_of(source: str) -> tuple[str, dict] | None:
+    """(the name of the explorer, the first values of its controls) if this cell's last line is an explorer
+    for which the site has frames, like `explore.schedules(m=8)`; None for another cell.
+    """
+    call_of = re.search(r"explore\.(\w+)\((.*)\)\s*$", source)
+    if not call_of or call_of[1] not in LIVE:
+        return None
+    call = ast.parse(call_of[0].strip(), mode="eval").body
+    arguments = [ast.literal_eval(value) for value in call.args]
+    named = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+    return call_of[1], getattr(explore, call_of[1])(*arguments, **named).values
 
 
 def not_started(output: nbformat.NotebookNode) -> bool:

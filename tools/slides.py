@@ -2,14 +2,17 @@
 clicker turn the slides. Each slide has a number, and an address: 07.html#5.
 
 A slide begins at each heading, and after each output. The exercise's checks, folded answers, the setup and
-the sections for another day are left out. Pictures are the stored ones, so sentences that ask the reader to
-move a slider are left out too. An explorer that answers a prediction is placed after the answer.
+the sections for another day are left out. Pictures are the stored ones; but an explorer for which the site
+has frames can be moved and played on its slide. In a deck without one, sentences that ask the reader to move
+a slider are left out too. An explorer that answers a prediction is placed after the answer.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from html import escape
 from pathlib import Path
 
 import nbformat
@@ -17,9 +20,11 @@ from nbconvert import HTMLExporter
 from tqdm import tqdm
 
 from helpers.practice import BUILD, answering, notebooks
+from three_axes.files import find
 
-from .pages import PLACE, lesson, not_started, unlinked
+from .pages import PLACE, explorer_of, lesson, not_started, unlinked
 from .printables import rendered
+from .site import frames
 
 # A sentence that asks the reader to use a control, and the letter after it.
 CONTROLS = re.compile(r"(?m)(?:^|(?<=[.:] ))(?:Press|Move|Drag|Click)\b[^.:\n]*[.:][ ]*(\w?)")
@@ -30,9 +35,10 @@ LINES = 24  # so many lines fit on a slide in readable letters
 def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNode]]:
     """The cells of each slide."""
     slides: list[list[nbformat.NotebookNode]] = [[]]
+    moves = bool(_explorers(notebook))
     for cell in _in_order(notebook):
         if cell.cell_type == "markdown":
-            for part in _parts(cell.source):
+            for part in _parts(cell.source, moves):
                 if part.startswith("#") and slides[-1] and not _short(slides[-1]):
                     slides.append([])
                 slides[-1].append(nbformat.v4.new_markdown_cell(part))
@@ -41,7 +47,8 @@ def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNod
                 if sum(len(c.source) for c in slides[-1]) > SHORT:
                     slides.append([])  # a picture gets a slide of its own, with its heading
                 alone = {"transient": {"remove_source": True}}
-                cell = nbformat.v4.new_code_cell("", outputs=cell.outputs, metadata=alone)
+                outputs = _explorer(cell) if explorer_of(cell.source) else cell.outputs
+                cell = nbformat.v4.new_code_cell("", outputs=outputs, metadata=alone)
             elif _lines(slides[-1]) + _lines([cell]) > LINES:
                 slides.append([])
             slides[-1].append(cell)
@@ -78,11 +85,35 @@ def _in_order(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return cells + waiting
 
 
-def _parts(markdown: str) -> list[str]:
-    """A cell's text, cut at its headings, without folded answers and texts of an exercise."""
+def _explorers(notebook: nbformat.NotebookNode) -> list[str]:
+    """Names of the explorers of the lesson that work on a slide."""
+    return [found[0] for cell in lesson(notebook) if (found := explorer_of(cell.source))]
+
+
+def _explorer(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """The output of an explorer's cell: a place for site.js to draw in, with the stored picture."""
+    name, values = explorer_of(cell.source)
+    stored = next(output for output in cell.outputs if "image/png" in output.get("data", {}))
+    alt = escape(stored.metadata.get("image/png", {}).get("alt", name))
+    picture = f'<img src="data:image/png;base64,{stored.data["image/png"].strip()}" alt="{alt}">'
+    place = f'<div class="explorer" data-explorer="{name}" data-values="{escape(json.dumps(values))}">'
+    return [nbformat.v4.new_output("display_data", {"text/html": f"{place}{picture}</div>"})]
+
+
+def _scripts(names: list[str]) -> str:
+    """The scripts that a deck with these explorers needs; '' if it has none."""
+    draws = find("data/site/site.js").read_text(encoding="utf-8")
+    return "".join([*map(frames.script, names), draws]) if names else ""
+
+
+def _parts(markdown: str, moves: bool) -> list[str]:
+    """A cell's text, cut at its headings, without folded answers and texts of an exercise. moves: whether the
+    slides have an explorer, so that sentences about its controls stay.
+    """
     markdown = re.sub(r"<details>.*?</details>", "", unlinked(PLACE.sub("", markdown)), flags=re.S)
     markdown = re.sub(r"(?m)^.*\.hint\(\).*$", "", markdown)  # belongs to an exercise
-    markdown = CONTROLS.sub(lambda sentence: sentence[1].upper(), markdown)
+    if not moves:
+        markdown = CONTROLS.sub(lambda sentence: sentence[1].upper(), markdown)
     parts = re.split(r"(?m)^(?=#{1,2} )", markdown)
     return [p for p in parts if p.strip() and not re.match(r"## (Practice|Check yourself)", p)]
 
@@ -122,7 +153,7 @@ def deck(path: Path) -> str:
     slides = [nbformat.v4.new_notebook(cells=c, metadata=notebook.metadata) for c in slides_of(notebook)]
     bodies = [exporter.from_notebook_node(slide)[0] for slide in slides]
     title = notebook.cells[0].source.splitlines()[0].lstrip("# ")
-    return rendered("deck", title=title, slides=bodies)
+    return rendered("deck", title=title, slides=bodies, scripts=_scripts(_explorers(notebook)))
 
 
 def write(which: str, folder: Path) -> None:

@@ -104,15 +104,17 @@ function mixed(colour, share) {  // a colour on white
   return parts.map(c => Math.round(share * c + (1 - share) * 255));
 }
 
-function drawSchedule(plot, [, ...texts]) {
+// Up to the unit `until`; with the time axis and the scale of the strips of `whole`, all that is drawn on one axis.
+function drawSchedule(plot, [, ...texts], until = Infinity, whole = texts) {
   const chunks = Math.max(1, ...texts.map(t => 1 + Math.max(...operations(t).map(op => op.chunk))));
-  const rows = texts.map(operations);
-  const longest = Math.max(...rows.map(ops => ops.at(-1).end));
+  const longest = Math.max(...whole.map(text => operations(text).at(-1).end)), stop = until * chunks;
+  const heldAtMost = moments => Math.max(0, ...moments.map(([, held]) => held));
+  const rows = texts.map(text => operations(text).filter(op => op.start < stop));
+  const moments = texts.map(text => levels(operations(text)).filter(([at]) => at < stop));
   const left = 52, wide = 860, row = rows.length > 4 ? 48 : 56, strip = row - 32;
   const svg = shape("svg", {viewBox: `0 0 1040 ${rows.length * row + 34}`, role: "img"}, plot);
   const x = at => left + wide * at / longest;
-  const peaks = rows.map(ops => Math.max(...levels(ops).map(([, held]) => held)));
-  const most = Math.max(...peaks);
+  const peaks = moments.map(heldAtMost), most = Math.max(...whole.map(text => heldAtMost(levels(operations(text)))));
   rows.forEach((ops, rank) => {
     const top = rank * row + 2, floor = top + 26 + strip;
     shape("text", {x: 0, y: top + 17}, svg, `rank ${rank}`);
@@ -120,7 +122,7 @@ function drawSchedule(plot, [, ...texts]) {
     for (const op of ops) {
       const [red, green, blue] = mixed(RANKS[rank % 8], FILLED[op.kind]);
       const high = TALL[op.kind], y = top + 12 - high / 2;
-      const box = shape("rect", {x: x(op.start), y, width: x(op.end) - x(op.start), height: high,
+      const box = shape("rect", {x: x(op.start), y, width: x(Math.min(op.end, stop)) - x(op.start), height: high,
         fill: `rgb(${red},${green},${blue})`, stroke: "var(--paper)", "stroke-width": 1}, svg);
       shape("title", {}, box, `${op.kind}${op.microbatch}${op.chunk ? `, chunk ${op.chunk + 1}` : ""}`);
       if (op.chunk % 2) shape("rect", {x: x(op.start), y: y + high - 3, width: x(op.end) - x(op.start),
@@ -130,11 +132,11 @@ function drawSchedule(plot, [, ...texts]) {
         svg, op.kind + op.microbatch);
     }
     let path = `M${x(0)} ${floor}`, height = 0;
-    for (const [at, held] of levels(ops)) {
+    for (const [at, held] of moments[rank]) {
       path += `H${x(at)}V${floor - (strip - 4) * held / most}`;
       height = held;
     }
-    shape("path", {d: `${path}H${x(longest)}V${floor}Z`, fill: "#8c8c8c", "fill-opacity": 0.55}, svg);
+    shape("path", {d: `${path}H${x(Math.min(longest, stop))}V${floor}Z`, fill: "#8c8c8c", "fill-opacity": 0.55}, svg);
     shape("text", {x: left + wide + 8, y: floor - 4}, svg,
       `peak ${+(peaks[rank] / chunks).toPrecision(3)} in flight`);
   });
@@ -197,14 +199,31 @@ function swatches(list) {
 const HATCH = {dots: "radial-gradient(#222 25%,#fff 28%) 0 0/5px 5px", lines: "repeating-linear-gradient(#fff 0 3px,#222 3px 4px)",
   cross: "repeating-linear-gradient(45deg,#222 0 1px,#0000 1px 4px),repeating-linear-gradient(-45deg,#222 0 1px,#fff 1px 4px)"};
 
+const GREY = "the grey strip: microbatches in flight";
 const EXPLORERS = {
+  orders: {
+    unused: () => [],
+    frame: values => FRAMES.orders.frames[`${values.m} ${values.p}`],
+    ends: frame => Math.max(...frame.flatMap(([, ...texts]) => texts.map(text => operations(text).at(-1).end))),
+    title: (frame, values) => `GPipe above 1F1B, ${values.p} stages, ${values.m} microbatches, until unit ${values.until}`,
+    draw: (plot, frame, {until}) => {
+      for (const [name, ...texts] of frame) {
+        const units = Math.max(...texts.map(text => operations(text).at(-1).end));
+        const panel = Object.assign(document.createElement("p"), {textContent: name + (until >= units ? `: ${units} units` : "")});
+        plot.append(panel);
+        drawSchedule(plot, [name, ...texts], until, frame.flatMap(([, ...all]) => all));
+        plot.lastChild.setAttribute("aria-label", panel.textContent);
+      }
+    },
+    legend: () => swatches([["", "light: forward (F)"], ["", "dark: backward (B)"], ["", GREY], ["", "empty: idle"]]),
+  },
   schedules: {
     // The other schedules have their own number of chunks.
     unused: values => values.schedule == "interleaved" ? [] : ["v"],
     frame: values => FRAMES.schedules.frames[
       `${values.schedule} ${values.p} ${values.m} ${values.schedule == "interleaved" ? values.v : 1}`],
     title: frame => frame[0],
-    draw: drawSchedule,
+    draw: (plot, frame) => drawSchedule(plot, frame),
     legend: () => swatches([["", "light: forward (F)"], ["", "dark: backward (B), or the gradient of the input (I)"],
       ["", "low: gradient of the weights (W)"], ["", "underlined: second chunk of layers"], ["", "empty: idle"]]),
   },
@@ -225,6 +244,38 @@ const EXPLORERS = {
       `background:${LOOKS[part][0] == "#" ? LOOKS[part] : HATCH[LOOKS[part]]}`, part])),
   },
 };
+
+// A slider for the last unit of time that is drawn, and a button that moves it: half a second a unit.
+function playing(values, end, draw) {
+  const holder = document.createElement("label"), slider = document.createElement("input");
+  const shown = document.createElement("output"), play = document.createElement("button");
+  Object.assign(slider, {type: "range", name: "until", min: 1});
+  play.type = "button";
+  holder.append("until unit", slider, shown);
+  let ticking = null, last = end();
+  function stop() { clearInterval(ticking); ticking = null; holder.show() }
+  holder.show = () => {  // another setting has another last unit
+    values.until = values.until == last ? end() : Math.min(values.until, end());
+    last = end();
+    slider.max = last;
+    slider.value = shown.value = values.until;
+    play.textContent = ticking ? "stop" : "play";
+  };
+  slider.addEventListener("input", () => {
+    const at = Number(slider.value);
+    stop();
+    values.until = at;
+    draw();
+  });
+  play.addEventListener("click", () => {
+    if (ticking) return stop();
+    if (values.until == last) values.until = 1;
+    ticking = setInterval(() => { values.until += 1; if (values.until >= last) stop(); draw() }, 500);
+    draw();
+  });
+  play.show = () => {};
+  return [holder, play];
+}
 
 function explorer(place) {
   const {controls} = FRAMES[place.dataset.explorer], kind = EXPLORERS[place.dataset.explorer];
@@ -247,7 +298,8 @@ function explorer(place) {
     }
     holder.dataset.control = name;
   }
-  const title = Object.assign(document.createElement("h4"), {ariaLive: "polite"}), plot = document.createElement("div");
+  // What plays changes twice a second, which nobody wants read aloud.
+  const title = Object.assign(document.createElement("h4"), {ariaLive: kind.ends ? "off" : "polite"}), plot = document.createElement("div");
   plot.className = "plot";
   function draw() {
     const frame = kind.frame(values), unused = kind.unused(values);
@@ -258,8 +310,9 @@ function explorer(place) {
     plot.replaceChildren();
     if (refused) return;
     kind.draw(plot, frame, values);
-    plot.firstChild.setAttribute("aria-label", title.textContent);
+    if (plot.children.length == 1) plot.firstChild.setAttribute("aria-label", title.textContent);
   }
+  if (kind.ends) form.append(...playing(values, () => kind.ends(kind.frame(values)), draw));
   form.addEventListener("submit", event => event.preventDefault());
   place.replaceChildren(form, title, plot);
   place.insertAdjacentHTML("beforeend", kind.legend());
@@ -267,7 +320,7 @@ function explorer(place) {
 }
 const near = new IntersectionObserver(entries => entries.filter(entry => entry.isIntersecting).forEach(async ({target}) => {
   near.unobserve(target);
-  await load(`frames-${target.dataset.explorer}.js`);
+  if (!window.FRAMES?.[target.dataset.explorer]) await load(`frames-${target.dataset.explorer}.js`);  // slides have them
   explorer(target);
 }), {rootMargin: "400px"});
 for (const place of document.querySelectorAll("[data-explorer]")) near.observe(place);

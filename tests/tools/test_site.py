@@ -448,6 +448,73 @@ def test_explorers_move_without_a_kernel(visit):
         page.keyboard.press("ArrowRight")
 
 
+def test_frames_of_orders_are_the_simulators():
+    for key, panels in frames.order_frames().items():
+        m, p = map(int, key.split())
+        for (name, *texts), line in zip(panels, explore.timelines_of_orders(p, m), strict=True):
+            assert name == line.schedule.name
+            for text, row in zip(texts, line.rows, strict=True):
+                for (*mine, start, end), (*true, a, b) in zip(decoded(text, 1), row, strict=True):
+                    assert mine == true and (start, end) == pytest.approx((a, b))
+
+
+# A sentence that asks the reader to use controls, and the names of those.
+CONTROL = r"(play\b|<em>[^<]*</em>)"
+ASKS = re.compile(rf"\b(?:Press|Move|Drag|Click) {CONTROL}(?:, or move {CONTROL})?")
+
+
+@pytest.mark.slow
+def test_a_page_that_names_a_control_has_it(site, pages):
+    """A drop's page and its slides: 'Press play', 'Move *m*'."""
+    found = 0
+    for path in pages:
+        html = path.read_text()
+        if path.parent.name != "slides" and "notebooks" not in path.parts:
+            continue
+        names = [name for names in ASKS.findall(html) for name in names if name]
+        live = [place["data-explorer"] for place in pages[path].select("[data-explorer]")]
+        has = {"play", "until unit"} if "orders" in live else set()
+        has |= {control for name in live for control in getattr(explore, name)().controls}
+        assert {re.sub("<.*?>", "", name) for name in names} <= has, path
+        found += len(names)
+    assert found >= 6, "07's page and its slides: play, until unit, m"
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["07", "slides/07.html"])
+def test_two_orders_play_without_a_kernel(visit, name):
+    page = visit(page_of(name) if name in BOOKS else name)
+    if name in BOOKS:
+        page.get_by_label("the memory", exact=True).check()
+        page.get_by_role("button", name="This is my prediction").click()
+    orders = page.locator("[data-explorer=orders]")
+    orders.scroll_into_view_if_needed()
+    drawn = lambda: orders.locator("svg rect").count()
+    until = orders.locator("input[name=until]")
+    until.wait_for()
+    assert drawn() == 2 * 4 * 8 * 2 and until.input_value() == "33"
+    until.focus()
+    for _ in range(33 - 4):
+        page.keyboard.press("ArrowLeft")
+    whole = explore.timelines_of_orders(4, 8)
+    assert drawn() == sum(start < 4 for line in whole for row in line.rows for *_, start, _ in row)
+    page.clock.install()
+    orders.get_by_role("button", name="play").click()
+    page.clock.run_for(3 * 500)
+    assert until.input_value() == "7"
+    orders.get_by_role("button", name="stop").click()
+    page.clock.run_for(3 * 500)
+    assert until.input_value() == "7"
+    orders.locator("input[name=m]").focus()
+    page.keyboard.press("ArrowLeft")
+    assert until.get_attribute("max") == "21" and until.input_value() == "7"
+    if name in BOOKS:
+        return
+    page.keyboard.press("PageDown")  # as a clicker sends it
+    assert orders.bounding_box()["y"] < 0, "a clicker still turns the slides"
+
+
 @needs_chromium
 @pytest.mark.slow
 def test_cards_turn_and_come_back(visit):

@@ -96,7 +96,8 @@ def build(folder: Path) -> int:
     for asset in ("style.css", "site.js", "first.js"):
         shutil.copy(find(f"data/site/{asset}"), folder / asset)
     index = f"const SECTIONS = {json.dumps(sections, ensure_ascii=False)};\n"
-    for script, text in {**frames.scripts(), "search.js": index}.items():
+    scripts = {f"frames-{name}.js": frames.script(name) for name in frames.FRAMES}
+    for script, text in {**scripts, "search.js": index}.items():
         (folder / script).write_text(text, encoding="utf-8")
     return len(bodies)
 

@@ -5,7 +5,6 @@ Each code cell gets a `role` in its metadata, by which the template data/site/dr
 
 from __future__ import annotations
 
-import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -17,13 +16,10 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from helpers.draw import explore
 from helpers.practice import answering, drop_number, solutions_hidden, written
 from three_axes.files import find
 
-from ..pages import not_started
-
-LIVE = ("schedules", "memory")  # explorers for which frames are computed
+from ..pages import explorer_of, not_started
 
 
 @cache
@@ -65,13 +61,8 @@ def _role(cell: NotebookNode, drop: str) -> dict:
     if checked and (exercise := written(drop).get(checked[1])):  # else it is a line of the cost model
         solution = "" if solutions_hidden() else exercise.solution
         return {"is": "practice", "hints": exercise.steps, "solution": solution}
-    if call_of := re.search(r"explore\.(\w+)\((.*)\)\s*$", cell.source):
-        call = ast.parse(call_of[0].strip(), mode="eval").body
-        if call_of[1] in LIVE:
-            arguments = [ast.literal_eval(value) for value in call.args]
-            named = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
-            values = getattr(explore, call_of[1])(*arguments, **named).values
-            return {"is": "explorer", "name": call_of[1], "values": values}
+    if found := explorer_of(cell.source):
+        return {"is": "explorer", "name": found[0], "values": found[1]}
     return {"is": "code"}
 
 

@@ -1,7 +1,8 @@
-"""Computes the frames of the site's two explorers, pictures with sliders that work without a kernel.
+"""Computes the frames of the site's three explorers, pictures with sliders that work without a kernel.
 
-A frame is the picture for one setting of the sliders, as text. All frames of `explore.schedules` and
-`explore.memory` are written as two scripts of some hundred kB, which data/site/site.js draws.
+A frame is the picture for one setting of the sliders, as text. All frames of `explore.orders`,
+`explore.schedules` and `explore.memory` are written as three scripts of at most some hundred kB, which
+data/site/site.js draws.
 
 A frame of a schedule is its title and a text for each rank. The text lists the operations in order: 'F3' is
 microbatch 3 forward, F3' the same in the rank's second chunk. '.2' before an operation is idle time, in units
@@ -63,6 +64,18 @@ def schedule_frames() -> dict[str, object]:
 
 
 @cache
+def order_frames() -> dict[str, object]:
+    """'8 4', m and p -> GPipe and 1F1B: [name, a text for each rank] of each. The page draws them up to any
+    unit of time.
+    """
+    controls = explore.orders().controls
+    return {
+        f"{m} {p}": [[line.schedule.name, *ranks_text(line)] for line in explore.timelines_of_orders(p, m)]
+        for m, p in product(*(controls[name][1] for name in ("m", "p")))
+    }
+
+
+@cache
 def memory_frames() -> dict[str, object]:
     """parts: their names. gigabytes: all sizes that occur. frames: a text for each setting, in the order of
     `itertools.product` over the controls; a text that starts with '!' is the reason why a setting is
@@ -83,13 +96,16 @@ def memory_frames() -> dict[str, object]:
     return {"parts": list(PARTS), "gigabytes": list(places), "frames": frames, "holds": capacity / 1e9}
 
 
-def scripts() -> dict[str, str]:
-    """frames-schedules.js and frames-memory.js: `FRAMES.schedules` and `FRAMES.memory`, with the controls."""
-    frames = {
-        "schedules": {"controls": _controls(explore.schedules()), "frames": schedule_frames()},
-        "memory": {"controls": _controls(explore.memory()), **memory_frames()},
-    }
-    return {
-        f"frames-{name}.js": f"(window.FRAMES ??= {{}}).{name} = {json.dumps(data, separators=(',', ':'))};\n"
-        for name, data in frames.items()
-    }
+FRAMES = {
+    "orders": lambda: {"frames": order_frames()},
+    "schedules": lambda: {"frames": schedule_frames()},
+    "memory": memory_frames,
+}
+
+
+@cache
+def script(name: str) -> str:
+    """frames-orders.js and so on: `FRAMES.orders`, with the explorer's controls and frames."""
+    controls = _controls(getattr(explore, name)())
+    data = json.dumps({"controls": controls, **FRAMES[name]()}, separators=(",", ":"))
+    return f"(window.FRAMES ??= {{}}).{name} = {data};\n"
