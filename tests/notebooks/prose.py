@@ -366,6 +366,8 @@ OUTSIDE = {
     "30.9 GB": human(sum(states(LLAMA.params / 16, 4, 1).values())),
     "35 %": f"{7 / 20:.0%}".replace("%", " %"),
     "40 %": "40 %",  # drop 11's title, which its cells measure
+    "1 MB": None,  # measured: the course inside a notebook of make colab
+    "7 GB": None,  # measured: the same environment with PyTorch's CUDA build
     "1.6 GB": None,  # measured: an environment of the course, with PyTorch's CPU build
     "1.7 GB": None,  # measured: all processes of drop 14
     "2 GB": None,
