@@ -57,7 +57,7 @@ lint: $(READY)
 refresh: $(READY)
 	$(BIN)/python -m tools.refresh
 
-# The planner's errors on published runs that you collected in a folder: docs/planner.md's tables, and data/.
+# The planner's errors on published runs that you collected in a folder: the tables of docs/accuracy.md, and data/.
 planner-tables: $(READY)
 	$(BIN)/python tests/plan/published.py --published $(PUBLISHED)
 

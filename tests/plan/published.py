@@ -1,7 +1,7 @@
 """Compares the planner with published runs whose tables this project may not copy.
 
 `make planner-tables PUBLISHED=FOLDER` runs this script. It writes data/planner_errors.json, and prints the
-tables of docs/planner.md.
+tables of docs/accuracy.md and docs/planner.md.
 
 FOLDER holds the published tables as CSV files, which were typed by hand; a set whose file is missing is left
 out. Nothing is fitted to these runs. The docstring of each set says what its table does not print, and what

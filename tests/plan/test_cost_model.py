@@ -48,9 +48,13 @@ def test_errors_on_the_tables_in_data_are_the_stored_ones_and_below_a_bound(name
 
 def test_the_documents_have_what_the_code_computes():
     root = Path(__file__).parents[2]
-    manual, readme = ((root / name).read_text(encoding="utf-8") for name in ("docs/planner.md", "README.md"))
-    for row in [*of_sets(), *covered()]:
-        assert "| " + " | ".join(row) + " |" in manual, row[0]
+    read = lambda name: (root / name).read_text(encoding="utf-8")
+    accuracy, manual, readme = map(read, ("docs/accuracy.md", "docs/planner.md", "README.md"))
+    errors = sorted(float(row[2].split()[0]) for row in of_sets())
+    assert f"{len(errors)} sets" in manual and f"{errors[0]} to {errors[-1]} %" in manual
+    for text, rows in ((accuracy, of_sets()), (manual, covered())):
+        for row in rows:
+            assert "| " + " | ".join(row) + " |" in text, row[0]
     means = {name: np.mean(np.abs(np.expm1(np.negative(seconds_of(name))))) for name in SETS}
     least, *_, most = sorted(100 * mean for mean in means.values())
     assert f"{least:.1f} to {most:.1f} %" in readme and len(SETS) == 9 and "nine published" in readme

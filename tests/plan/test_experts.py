@@ -269,7 +269,7 @@ def test_published_strategies_are_ranked_in_the_right_order():
     """MFU is within a fifth for at least 15 of the 18 printed runs."""
     ours, _ = errors_of(SETS["MoE Parallel Folding 2025, T3"]())
     assert (np.abs(1 / (1 + ours) - 1) < 0.2).sum() >= 15
-    manual = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
+    manual = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
     by_model = {}
     for r, job, layout, seconds in folding():
         if r["mfu_pct"] != "OOM":

@@ -96,7 +96,7 @@ def test_runs_outside_the_interval_are_those_that_wait_for_the_host(pairs):
 
 
 def test_the_manual_has_these_runs(pairs):
-    manual = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
+    manual = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
     for run, ours in pairs:
         asked = f"| {run.model} | {run.tokens:,} · {run.sequences} | {run.recompute}"
         seconds = f"{ours.seconds:.2f} s, {ours.low:.2f} to {ours.high:.2f}"

@@ -80,7 +80,7 @@ def test_the_gain_of_fp8_is_near_the_printed_one():
     for method, (ours, printed) in gains.items():
         assert 1.09 < ours / printed < 1.12, method
     (ours, printed), (folded, printed_folded) = gains.values()
-    manual = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
+    manual = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
     assert f"{ours:.2f} times faster than in bfloat16 and {folded:.2f} times with folding" in manual
     assert f"the paper prints {printed:.2f} and {printed_folded:.2f}" in manual
     assert estimate(replace(JOB, precision="fp8"), LAYOUT).step_seconds < estimate(JOB, LAYOUT).step_seconds
