@@ -1,6 +1,9 @@
 """`Recorder`: counts, on one rank, the bytes that PyTorch was asked to send, the bytes that left the process,
 and the seconds for which the rank waited.
 
+The operating system counts the bytes that left, for all collectives together. When nothing is under way, the
+bytes since the last such moment belong to the only row begun since; with two rows, to neither.
+
 A recorder is a listener of the `interposer`, which every collective passes. Each rank of a `helpers.World`
 has one; `three_axes count` adds one to a script, which needs no change. It makes each collective some tens of
 microseconds slower.
