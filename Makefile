@@ -10,6 +10,7 @@
 # make colab REPO=owner/name   once the course is published: links that open it in Colab
 # All but make colab first make a virtual environment in .venv, once. PYTHON=python3.12 is another Python.
 # On Linux without an NVIDIA GPU torch is installed from PyTorch's index of CPU builds, if that answers.
+# BIN=FOLDER/bin has the packages already: nothing is installed.
 # TORCH=default is pip's usual index; TORCH=URL, or file:///FOLDER, another one.
 
 PYTHON ?= python3
@@ -65,6 +66,7 @@ cards cheatsheet worksheets: $(PAGES)
 	$(BIN)/python -m tools.printables $@
 
 site: $(PAGES)
+	@echo "Making the course's pages in build/site: one to three minutes."
 	$(BIN)/python -m tools.site
 
 slides: $(PAGES)
@@ -77,6 +79,8 @@ colab:
 clean:
 	rm -rf $(VENV) build
 
+# With BIN=FOLDER/bin on the command line nothing is installed.
+ifneq ($(origin BIN),command line)
 $(COURSE): $(VENV)/.torch pyproject.toml constraints.txt
 	$(BIN)/python $(PIP) --editable '.[course]'
 	@touch $@
@@ -88,8 +92,13 @@ $(READY): $(COURSE)
 
 # The packages of pages, slides and printed things, without torch.
 $(PAGES): pyproject.toml constraints.txt | $(VENV)/.made
+	@echo "Installing nbconvert, Matplotlib and what they need into $(VENV), once: 230 MB on disk, a minute or two. No torch."
 	$(BIN)/python $(PIP) --quiet --editable '.[pages]'
 	@touch $@
+
+else
+.PHONY: $(COURSE) $(READY) $(PAGES)
+endif
 
 $(VENV)/.made:
 	@$(NEW_ENOUGH)

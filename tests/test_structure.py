@@ -287,6 +287,13 @@ def test_the_three_lists_of_packages_agree():
     assert fetched and versions(fetched).keys() <= needed.keys()
 
 
+def test_workflows_install_exact_versions():
+    """What a workflow installs by name has a version; the weekly one takes the newest on purpose."""
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        installs = re.findall(r"pip install ([^&\n]+)", path.read_text())
+        assert path.name == "newest.yml" or all("==" in one for one in installs), path.name
+
+
 def test_every_python_that_is_named_is_admitted():
     text = (ROOT / "pyproject.toml").read_text()
     assert 'requires-python = ">=3.11"' in text and "(3, 11)" in (ROOT / "Makefile").read_text()

@@ -96,10 +96,11 @@ def course_needed(by: str):
         if package in ("three_axes", "helpers", "tools", "drops"):
             raise
         clone = Path(__file__).resolve().parents[1]
-        source = clone if (clone / "pyproject.toml").is_file() else "three-axes"
+        how = "pip install '.[course]' in a clone of the course"
+        if (clone / "pyproject.toml").is_file():
+            how = f"pip install '{clone}[course]'"
         raise ModuleNotFoundError(
-            f"{by} needs {package}, which is not installed. This installs all that the course needs:"
-            f" pip install '{source}[course]'",
+            f"{by} needs {package}, which is not installed. This installs all that the course needs: {how}",
             name=e.name,
         ) from None
 

@@ -191,11 +191,11 @@ def test_with_numpy_alone_tables_work_and_other_commands_say_what_they_need(nump
         refused = run(numpy_only / "three-axes", command, *arguments.split(), cwd=tmp_path)
         assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
         assert refused.stderr.startswith(f"three-axes {command} needs ")
-        assert "pip install 'three-axes[course]'" in refused.stderr
+        assert "pip install '.[course]' in a clone of the course" in refused.stderr
         told = run(numpy_only / "three-axes", command, "--help", cwd=tmp_path)
         assert told.returncode == 0 and told.stdout.startswith(f"usage: three-axes {command}"), told.stderr
     counting = run(python, "-c", "from three_axes import counting", cwd=tmp_path)
-    assert "three_axes.counting needs" in counting.stderr and "three-axes[course]" in counting.stderr
+    assert "three_axes.counting needs" in counting.stderr and "in a clone of the course" in counting.stderr
     names = {path.name for path in numpy_only.parent.glob("lib/python*/site-packages/*") if path.is_dir()}
     assert "three_axes" in names and not names & {"helpers", "drops", "tools"}
     assert not any(tmp_path.iterdir())
@@ -291,6 +291,24 @@ def test_what_the_documents_say_installs_the_course(name, command, tmp_path):
         assert done.returncode == 0, done.stderr
         done = run(bins[0] / "three-axes", "doctor", "1", cwd=tmp_path)
     assert done.returncode == 0 and "1 ok" in done.stdout, done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@pytest.mark.parametrize("target", ["lint", "test", "site", "lab"])
+def test_make_installs_nothing_where_bin_is_given(target):
+    given = subprocess.run(
+        ["make", "-n", target, "BIN=/nowhere/bin"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert given.returncode == 0 and "/nowhere/bin/" in given.stdout, given.stderr
+    assert "install" not in given.stdout and "venv" not in given.stdout
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+def test_make_site_says_what_it_installs_and_how_long(tmp_path):
+    command = ["make", "-n", "site", f"VENV={tmp_path / 'new'}"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    assert "once: 230 MB on disk, a minute or two. No torch." in printed
+    assert printed.index("once: ") < printed.index("[pages]") < printed.index("one to three minutes")
 
 
 # -- where make takes torch from -----------------------------------------------------------------------
