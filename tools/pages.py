@@ -80,6 +80,22 @@ def explorer_of(source: str) -> tuple[str, dict] | None:
     return call_of[1], getattr(explore, call_of[1])(*arguments, **named).values
 
 
+def task(text: str) -> str:
+    """The text of an exercise without its sentences on hints."""
+    return re.sub(r"`[^`]*\.hint\(\)`.*?\.(?=\s|$)", "", text)
+
+
+def stub(cell: str) -> str:
+    """The function that an exercise's cell asks for: its head and docstring; "" if there is none."""
+    found = re.search(r"(?ms)^def .*?(?=^    \.\.\.)", cell)
+    return found[0] if found else ""
+
+
+def questions(text: str) -> list[str]:
+    """The questions of "Check yourself", without the answers that are folded under them."""
+    return re.findall(r"<summary>(\d\. .*?)</summary>", text)
+
+
 def not_started(output: nbformat.NotebookNode) -> bool:
     """Whether an output only says that the reader has not written anything yet."""
     return output.get("data", {}).get("text/plain", "").startswith("○ not started")

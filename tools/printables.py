@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import re
 import sys
@@ -15,14 +16,14 @@ from helpers.practice import BUILD, Card, load, notebooks
 from three_axes.files import find
 
 from . import wall
-from .pages import unlinked
+from .pages import exercises, questions, stub, task, unlinked
 
 # The CSS of each kind of page.
-ONE_TO_A_PAGE = """@page { size: A6 landscape; margin: 6mm }
-.card { height: 90mm; border: 0; break-after: page; font-size: 15pt }"""
+ONE_TO_A_PAGE = """@page { size: A4 landscape; margin: 12mm }
+.card { height: 180mm; border: 0; break-after: page; font-size: 28pt }"""
 WORKSHEET = """@page { size: A4; margin: 12mm } .sheet { break-after: page; font-size: 10pt }
 .sheet pre { white-space: pre-wrap; font: inherit } .sheet h3, .sheet p { margin: .4em 0 }
-.line { border-bottom: 1px dotted #777; height: 6mm }"""
+.line { border-bottom: 1px dotted #777; height: 5.5mm; margin: 0 !important }"""
 ON_THE_WALL = """@page { size: A4 landscape; margin: 8mm }
 table { font-size: 8.2pt; line-height: 1.2 } td, th { padding: .6mm 1mm !important }
 .wall { break-after: page; font-size: 9pt } .wall h1, .wall p { margin: 1mm 0 } .wall img { height: 50mm }
@@ -123,38 +124,47 @@ def cheatsheet_body() -> str:
 
 
 def write_worksheets(folder: Path) -> None:
-    """Write worksheets.html: a page of A4 for each drop, with its questions and room for answers. An exercise
-    is printed without its title, which may contain the answer.
+    """Write worksheets.html: for each drop its questions and room for answers, on a page of A4; a long
+    solution's lines need a second one. An exercise is printed without its title, which may contain the
+    answer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     pages = "".join(map(_worksheet, notebooks()))
     html = rendered("printed", title="worksheets", paper=WORKSHEET, body=pages)
     (folder / "worksheets.html").write_text(html, encoding="utf-8")
-    print(f"{len(notebooks())} pages to print: {folder / 'worksheets.html'}")
+    print(f"{len(notebooks())} worksheets to print: {folder / 'worksheets.html'}")
 
 
 def _worksheet(path: Path) -> str:
     """A drop's predictions, exercises, questions and cheat-sheet columns, with lines for the answers."""
-    cells = nbformat.read(path, as_version=4).cells
+    notebook = nbformat.read(path, as_version=4)
+    cells = notebook.cells
     markdown = unlinked("\n".join(cell.source for cell in cells if cell.cell_type == "markdown"))
     outputs = (o.get("data", {}).get("text/plain", "") for c in cells for o in c.get("outputs", ()))
     predicted = [text.replace("○", "☐") for text in outputs if "\n  ○ " in text]
     practice = re.findall(r"(?m)^## Practice: .* · (.*)\n\n((?:(?!#).*\n?)*)", markdown)
-    checked = (c.source for c in cells if ".check(" in c.source and "return ..." not in c.source)
-    stubs = (re.search(r"(?ms)^def .*?(?=^    \.\.\.)", source) for source in checked)
-    questions = re.findall(r"<summary>(\d\. .*?)</summary>", markdown)
+    stubs = [stub(c.source) for c in cells if ".check(" in c.source and "return ..." not in c.source]
+    solutions = [exercise.solution for exercise in exercises(notebook)]
     columns = re.findall(r"(?m)^\|(.*)\|\s*$", markdown.split("## Cheat sheet")[1])[0].split("|")
-    lines = '<p class="line"></p>'
+    line = '<p class="line"></p>'
     parts = [f"<h2>{escape(markdown.splitlines()[0].lstrip('# '))}</h2>", "<p>Name:</p>"]
-    parts += [f"<pre>{escape(text)}</pre><p>because</p>{lines}" for text in predicted]
-    for (time, task), stub in zip(practice, stubs):
-        task = re.sub(r"(?m)`[^`]*\.hint\(\)`.*?\.(?=\s|$)|^\|.*$", "", task)  # without hints and tables
-        parts += [f"<h3>Practice: {escape(time)}</h3><p>{escape(_plain(task))}</p>"]
-        parts += [f"<pre>{escape(stub[0])}</pre>" if stub else "", 2 * lines]
-    parts += [f"<p>{escape(question)}</p>{lines}" for question in questions]
+    parts += [f"<pre>{escape(text)}</pre><p>because</p>{line}" for text in predicted]
+    for (time, text), begun, solution in zip(practice, stubs, solutions):
+        text = re.sub(r"(?m)^\|.*$", "", task(text))  # without tables
+        parts += [f"<h3>Practice: {escape(time)}</h3><p>{escape(_plain(text))}</p>"]
+        parts += [f"<pre>{escape(begun)}</pre>" if begun else "", _room(solution) * line]
+    parts += [f"<p>{escape(question)}</p>{line}" for question in questions(markdown)]
     parts += ["<p>What would you add to the cheat sheet?</p>"]
     parts += [f"<p>{escape(_plain(column))}: </p>" for column in columns]
     return f'<section class="sheet">{"".join(parts)}</section>'
+
+
+def _room(solution: str) -> int:
+    """Number of dotted lines for an answer: as many as the solution has lines of code, and at least two."""
+    (function,) = ast.parse(solution).body
+    assert isinstance(function, ast.FunctionDef)
+    body = function.body[ast.get_docstring(function) is not None :]
+    return max(2, sum(len(ast.unparse(statement).splitlines()) for statement in body))
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
 """Makes slides of a drop, for a teacher: a page of HTML that needs no network. Arrow keys, space and a
 clicker turn the slides. Each slide has a number, and an address: 07.html#5.
 
-A slide begins at each heading, and after each output. The exercise's checks, folded answers, the setup and
-the sections for another day are left out. Pictures are the stored ones; but an explorer for which the site
-has frames can be moved and played on its slide. In a deck without one, sentences that ask the reader to move
-a slider are left out too. An explorer that answers a prediction is placed after the answer.
+A slide begins at each heading, and after each output. The exercise has a slide with its task, and the
+questions have one, both without answers. Hints, checks, the setup and the sections for another day are left
+out. Pictures are the stored ones; but an explorer for which the site has frames can be moved and played on
+its slide. In a deck without one, sentences that ask the reader to move a slider are left out too. An explorer
+that answers a prediction is placed after the answer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tqdm import tqdm
 from helpers.practice import BUILD, answering, notebooks
 from three_axes.files import find
 
-from .pages import PLACE, explorer_of, lesson, not_started, unlinked
+from .pages import PLACE, explorer_of, lesson, not_started, questions, stub, task, unlinked
 from .printables import rendered
 from .site import frames
 
@@ -42,6 +43,12 @@ def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNod
                 if part.startswith("#") and slides[-1] and not _short(slides[-1]):
                     slides.append([])
                 slides[-1].append(nbformat.v4.new_markdown_cell(part))
+        elif ".check(" in cell.source:
+            if begun := stub(cell.source):
+                cell = nbformat.v4.new_code_cell(begun)
+                if _lines(slides[-1]) + _lines([cell]) > LINES:
+                    slides.append([])
+                slides[-1].append(cell)
         elif not _left_out(cell):
             if any("image/png" in o.get("data", {}) for o in cell.outputs):
                 if sum(len(c.source) for c in slides[-1]) > SHORT:
@@ -107,21 +114,27 @@ def _scripts(names: list[str]) -> str:
 
 
 def _parts(markdown: str, moves: bool) -> list[str]:
-    """A cell's text, cut at its headings, without folded answers and texts of an exercise. moves: whether the
-    slides have an explorer, so that sentences about its controls stay.
+    """A cell's text, cut at its headings. An exercise's title, which may contain the answer, its hints, and
+    folded answers are left out. moves: whether the slides have an explorer, so that sentences about its
+    controls stay.
     """
-    markdown = re.sub(r"<details>.*?</details>", "", unlinked(PLACE.sub("", markdown)), flags=re.S)
-    markdown = re.sub(r"(?m)^.*\.hint\(\).*$", "", markdown)  # belongs to an exercise
-    if not moves:
-        markdown = CONTROLS.sub(lambda sentence: sentence[1].upper(), markdown)
-    parts = re.split(r"(?m)^(?=#{1,2} )", markdown)
-    return [p for p in parts if p.strip() and not re.match(r"## (Practice|Check yourself)", p)]
+    parts = re.split(r"(?m)^(?=#{1,2} )", unlinked(PLACE.sub("", markdown)))
+    return [text for part in parts if (text := _on_slide(part, moves)).strip()]
+
+
+def _on_slide(part: str, moves: bool) -> str:
+    if part.startswith("## Check yourself"):
+        return "\n\n".join(["## Check yourself", *questions(part)])
+    if title := re.match(r"## Practice: .* · (.*)\n", part):
+        return f"## Practice: {title[1]}\n{task(part[title.end() :])}"
+    part = re.sub(r"<details>.*?</details>", "", part, flags=re.S)
+    return part if moves else CONTROLS.sub(lambda sentence: sentence[1].upper(), part)
 
 
 def _left_out(cell: nbformat.NotebookNode) -> bool:
-    """Whether a cell needs a kernel, checks an exercise, or asks the cards."""
+    """Whether a cell needs a kernel or asks the cards."""
     machinery = {"setup", "closing"} & set(cell.metadata.get("tags", []))
-    return bool(machinery) or ".check(" in cell.source or cell.source.startswith("cards.")
+    return bool(machinery) or cell.source.startswith("cards.")
 
 
 def _lines(cells: list[nbformat.NotebookNode]) -> float:
@@ -138,9 +151,11 @@ def _lines(cells: list[nbformat.NotebookNode]) -> float:
 
 def _short(cells: list[nbformat.NotebookNode]) -> bool:
     """Whether the cells are only a heading or a sentence, or end in a colon and so belong to the
-    next cell.
+    next cell. Questions are not: the next cell may have the answers.
     """
-    if any(cell.cell_type == "code" for cell in cells):
+    if (cells and cells[0].source.startswith("## Check yourself")) or any(
+        cell.cell_type == "code" for cell in cells
+    ):
         return False
     return sum(len(c.source) for c in cells) < SHORT or cells[-1].source.rstrip().endswith(":")
 

@@ -160,7 +160,7 @@ LAUNCHED = "-m torch.distributed.run --nproc-per-node 2 --rdzv-backend c10d --rd
 TRAIN = "helpers.train --tp 2 --steps 2 --hidden 32 --seq-len 16 --batch 8"
 FROM_A_WHEEL = [
     *((f"three-axes {name} {arguments}", expected) for name, (arguments, expected) in COURSE.items()),
-    (f"python {RUN} tools.printables cards cheatsheet worksheets", "19 pages to print"),
+    (f"python {RUN} tools.printables cards cheatsheet worksheets", "19 worksheets to print"),
     (f"python {RUN} tools.slides 07", "1 deck in"),
     (f"python {LAUNCHED} {RUN} {TRAIN}", "2 steps under"),
 ]
