@@ -89,13 +89,16 @@ def test_a_question_asked_in_three_places_names_its_model_in_each():
     assert "toy" in in_readme and "toy" in in_drop and "8B" in on_site
 
 
-def test_a_lesson_of_90_minutes_takes_what_it_says():
+def test_a_lesson_of_60_or_90_minutes_takes_what_it_says():
     practice = {drop_number(path): minutes(nbformat.read(path, as_version=4))[0] for path in notebooks()}
     plans = re.findall(
-        r"^\| 90 minutes: .*\((\d+)\) \| ([\w, ]+) \| (.*?) \|", text(ROOT / "docs" / "teaching.md"), re.M
+        r"^\| (60|90) minutes: .*\((\d+)\) \| ([\w, ]+) \| (.*?) \|",
+        text(ROOT / "docs" / "teaching.md"),
+        re.M,
     )
-    assert len(plans) == 3
-    for told, drops, how in plans:
+    assert [length for length, *_ in plans] == 3 * ["90"] + 3 * ["60"]
+    for length, told, drops, how in plans:
         listed = drops.split(", ")
         extra = sum(map(int, re.findall(r"\((\d+)\)", how)))
-        assert int(told) == 20 + sum(6 + 4 + practice[n] for n in listed) + extra <= 90
+        frame = {"60": 5 + 5, "90": 10 + 10}[length]
+        assert int(told) == frame + sum(6 + 4 + practice[n] for n in listed) + extra <= int(length)
