@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -96,6 +97,20 @@ def backend(group: dist.ProcessGroup, device: torch.device | None = None) -> tup
     options = getattr(found, "options", None)  # another vendor's backend may have none
     limit = getattr(options, "_timeout", timedelta.max).total_seconds()
     return found.name(), limit
+
+
+# In the messages of gloo and NCCL on a connection that another process has closed.
+_LOST = re.compile(
+    r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout|remote process exited|"
+    r"ncclRemoteError|communicator was aborted"
+)
+
+
+def is_lost(message: str) -> bool:
+    """Whether an error's message reports a lost connection, so that another rank is at fault. Without these
+    texts each rank that lost its connection is reported as if it had failed by itself.
+    """
+    return bool(_LOST.search(message))
 
 
 def number_groups_from(count: int) -> None:

@@ -6,7 +6,7 @@ __getattr__, __dir__ = door(
     __name__,
     comparing=["decision_tree", "layouts", "loss_curves", "ranking", "scaling", "waterfall"],
     cutting=["cuts", "matrix_cuts"],
-    explore=["Explorer", "memory", "schedule_title", "schedules", "stages_of"],
+    explore=["Explorer", "memory", "orders", "schedule_title", "schedules", "stages_of"],
     gantt=["timeline"],
     holding=["PARTS", "memory_by_stage", "memory_traces", "segments", "states"],
     picture=["Picture"],

@@ -141,7 +141,7 @@ class _Until:
         return max((held for _, held in self.levels[rank]), default=0)
 
 
-def timelines_of_orders(p: int, m: int) -> list[simulation.Timeline]:
+def _timelines(p: int, m: int) -> list[simulation.Timeline]:
     """Timelines of GPipe and 1F1B by theory. Forward takes 1 unit, backward 2."""
     return [simulation.paper(SCHEDULES[name].make(p, m, 1)) for name in ("GPipe", "1F1B")]
 
@@ -152,7 +152,7 @@ def draw_orders(p: int, m: int, until: int) -> Picture:
     """
     panels = {
         line.schedule.name + f": {line.makespan:.0f} units" * (until >= line.makespan): _Until(line, until)
-        for line in timelines_of_orders(p, m)
+        for line in _timelines(p, m)
     }
     return gantt.timeline(panels, memory=True, high=gantt.SCREEN - CONTROLS)
 
@@ -162,7 +162,7 @@ def orders(p: int = 4, m: int = 8) -> Explorer:
     return Explorer(
         draw_orders,
         {"m": ("microbatches m", [1, 2, 4, 8, 16], m), "p": ("stages p", [2, 4], p)},
-        ends=lambda p, m: math.ceil(max(line.makespan for line in timelines_of_orders(p, m))),
+        ends=lambda p, m: math.ceil(max(line.makespan for line in _timelines(p, m))),
     )
 
 

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import cloudpickle
 import torch
 
-from three_axes import lines
-from three_axes.count import wire
+from three_axes import lines, pytorch_private
 from three_axes.paper import Network
 
 MESSAGE = 2000  # characters of an error's message that are printed
@@ -77,7 +76,7 @@ class Error(NamedTuple):
     @property
     def follows(self) -> bool:
         """Whether this error reports a lost connection, so that another rank is at fault."""
-        return wire.is_lost(self.message)
+        return pytorch_private.is_lost(self.message)
 
 
 # PyTorch's message on an error of NCCL, in three or more lines; the last line is NCCL's own message.

@@ -130,7 +130,7 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
     assert wrong.kind == "wrong" and not passed.mine().passed
     assert d01.fingerprints.check(OWN).kind == "right"
     assert d01.fingerprints.check(lambda small, large: "data").kind == "wrong"  # not counted any more
-    expected = {"tries": 2, "passed": True, "mistakes": {wrong.misconception: 1}}
+    expected = {"tries": 2, "passed": True, "mistakes": {wrong.misconception: 1}, "source": ""}
     stored = {"exercises": {"traffic fingerprints": expected}, "left": ["01"]}
     stored |= {"cards": {}, "asked": {}, "quiz": {}}
     assert json.loads(file.read_text()) == stored

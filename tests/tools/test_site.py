@@ -451,7 +451,7 @@ def test_explorers_move_without_a_kernel(visit):
 def test_frames_of_orders_are_the_simulators():
     for key, panels in frames.order_frames().items():
         m, p = map(int, key.split())
-        for (name, *texts), line in zip(panels, explore.timelines_of_orders(p, m), strict=True):
+        for (name, *texts), line in zip(panels, explore._timelines(p, m), strict=True):
             assert name == line.schedule.name
             for text, row in zip(texts, line.rows, strict=True):
                 for (*mine, start, end), (*true, a, b) in zip(decoded(text, 1), row, strict=True):
@@ -497,7 +497,7 @@ def test_two_orders_play_without_a_kernel(visit, name):
     until.focus()
     for _ in range(33 - 4):
         page.keyboard.press("ArrowLeft")
-    whole = explore.timelines_of_orders(4, 8)
+    whole = explore._timelines(4, 8)
     assert drawn() == sum(start < 4 for line in whole for row in line.rows for *_, start, _ in row)
     page.clock.install()
     orders.get_by_role("button", name="play").click()

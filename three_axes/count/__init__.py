@@ -18,5 +18,5 @@ __getattr__, __dir__ = door(
     moves=["OwnThread"],
     report=["CollectiveCount", "Report"],
     traffic=["Traffic", "side_by_side"],
-    wire=["cut", "is_lost"],
+    wire=["cut"],
 )

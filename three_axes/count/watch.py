@@ -23,10 +23,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from .. import lines
+from .. import lines, pytorch_private
 from ..foreign import DataUnpickler
 from ..table import ranks
-from . import wire
 from .counter import Counter, is_of_reports
 from .deadlock import Stillness
 from .meter import Queue
@@ -102,7 +101,7 @@ class Watch:
         if (store := self._store) is None:
             return False
         with suppress(RuntimeError):
-            follows = isinstance(error, RuntimeError) and wire.is_lost(str(error))
+            follows = isinstance(error, RuntimeError) and pytorch_private.is_lost(str(error))
             if not follows and not self._counter.has_failed:
                 self._write(self._mine._replace(raised=_in_words(error)))
             if not isinstance(error, RuntimeError):

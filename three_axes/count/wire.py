@@ -8,7 +8,6 @@ depend on PyTorch or on formulas. On other systems `available` is False and the 
 from __future__ import annotations
 
 import os
-import re
 import socket
 import stat
 import struct
@@ -32,16 +31,6 @@ def _has_counters() -> bool:
 
 
 available = _has_counters()
-# In the messages of gloo and NCCL on a connection that another process has closed.
-_LOST = re.compile(
-    r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout|remote process exited|"
-    r"ncclRemoteError|communicator was aborted"
-)
-
-
-def is_lost(message: str) -> bool:
-    """Whether an error's message reports a lost connection, so that another rank is at fault."""
-    return bool(_LOST.search(message))
 
 
 def _sockets(but: Set[int] = frozenset()) -> dict[int, int]:

@@ -69,8 +69,9 @@ def order_frames() -> dict[str, object]:
     unit of time.
     """
     controls = explore.orders().controls
+    drawn = lambda name, p, m: [name, *ranks_text(paper(SCHEDULES[name].make(p, m)))]
     return {
-        f"{m} {p}": [[line.schedule.name, *ranks_text(line)] for line in explore.timelines_of_orders(p, m)]
+        f"{m} {p}": [drawn(name, p, m) for name in ("GPipe", "1F1B")]
         for m, p in product(*(controls[name][1] for name in ("m", "p")))
     }
 
