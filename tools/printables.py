@@ -159,12 +159,17 @@ def _worksheet(path: Path) -> str:
     return f'<section class="sheet">{"".join(parts)}</section>'
 
 
+MOST_ROOM = 10
+
+
 def _room(solution: str) -> int:
-    """Number of dotted lines for an answer: as many as the solution has lines of code, and at least two."""
+    """Number of dotted lines for an answer: as many as the solution has lines of code, at least two, and at
+    most as many as leave the sheet on one page.
+    """
     (function,) = ast.parse(solution).body
     assert isinstance(function, ast.FunctionDef)
     body = function.body[ast.get_docstring(function) is not None :]
-    return max(2, sum(len(ast.unparse(statement).splitlines()) for statement in body))
+    return min(MOST_ROOM, max(2, sum(len(ast.unparse(statement).splitlines()) for statement in body)))
 
 
 def main() -> None:

@@ -214,7 +214,11 @@ class Moves:
 
     def thread(self) -> str:
         """A thread that may act, begun by the user's code, as words that follow 'rank 0'; '' if none runs."""
-        new = threads() - (self._known or set())
+        running = threads()
+        self._known = (
+            self._known or set()
+        ) & running  # a new thread may get the number of one that has ended
+        new = running - self._known
         return _in_words(min(new)) if new else ""
 
     def snapshot(self, ended: bool = False) -> Snapshot | None:

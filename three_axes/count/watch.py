@@ -113,7 +113,8 @@ class Watch:
                 rank, its = note["rank"], states.get(note["rank"], State(0, Snapshot(())))
                 is_its_last = its.last is not None and its.last["number"] == note["number"]
                 # The state says more only of another rank that did not wait, and has begun nothing since.
-                is_elsewhere = is_its_last and its.line and not its.snapshot.waiting
+                at = lines.Line(*note["line"]) if note["line"] else None
+                is_elsewhere = is_its_last and its.line not in (None, at) and not its.snapshot.waiting
                 is_over = its.has_ended or its.raised
                 if not is_over and (rank == self._counter.rank or not is_elsewhere):
                     does[rank] = from_box(note)

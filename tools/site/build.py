@@ -70,7 +70,9 @@ def build(folder: Path) -> int:
             sections += _sections(body, address(name), titles[name])
         description = _description(body, titles[name])
         if name == FIRST:
-            body.img.find_parent("p").insert_before(BeautifulSoup(first(), "html.parser"))
+            vote = BeautifulSoup(first(), "html.parser")
+            _linked(vote, name, folder)  # copies its picture
+            body.img.find_parent("p").insert_before(vote)
         place = books.index(name) if name in books else None
         page = rendered(
             "page",

@@ -62,11 +62,16 @@ _34B = ModelShape("34B", 48, 8192, 64, 32000, kv_heads=8, ffn=22016, gated=True)
 
 @cache
 def case(
-    model: ModelShape, gpus: int, batch: int, seq_len: int, cluster: Cluster = CLUSTERS["dgx-h100"]
+    model: ModelShape,
+    gpus: int,
+    batch: int,
+    seq_len: int,
+    cluster: Cluster = CLUSTERS["dgx-h100"],
+    sizes_of_b: tuple[int, ...] = (1, 2, 4),
 ) -> tuple[Given, list[Cut], float]:
     """(job, cuts, room): the arguments of `defence` for a model on a cluster. The layouts are all that divide
     the model, the GPUs and the batch, with and without recompute: under ZeRO-1, or under FSDP where there is
-    data parallelism alone.
+    data parallelism alone. sizes_of_b: the sizes of a microbatch.
     """
     given, _ = d13.as_written(Job(model, cluster, batch, seq_len, FRAMEWORKS["megatron-lm"]), Layout())
     cuts = []
@@ -75,7 +80,7 @@ def case(
         for p in (p for p in sizes if gpus % (t * p) == 0 and model.layers % p == 0):
             d = gpus // (t * p)
             chunks = [v for v in range(1, 9) if model.layers % (p * v) == 0 and (p > 1 or v == 1)]
-            for b in (b for b in (1, 2, 4) if batch % (d * b) == 0):
+            for b in (b for b in sizes_of_b if batch % (d * b) == 0):
                 m = batch // (d * b)
                 zero = 3 if t * p == 1 else 1
                 cuts += [
@@ -97,6 +102,9 @@ _JOBS = {
     "a job that you have not seen": partial(case, find_model("llama-2-13b"), 16, 64, 4096),
     "another that you have not seen": partial(case, find_model("opt-30b"), 128, 128, 2048),
     "a third that you have not seen": partial(case, find_model("llama-3-70b"), 32, 128, 8192),
+    "a fourth that you have not seen": partial(
+        case, find_model("opt-30b"), 128, 128, 2048, sizes_of_b=(2, 4)
+    ),
 }
 QUESTIONS = {
     "cut": "which layout",
