@@ -110,12 +110,9 @@ class Snapshot(NamedTuple):
     waiting: Waiting | None = None  # what its main thread waits for; None if it does not wait in an operation
     ended: bool = False  # whether it has ended the call, and runs no more of the user's code
     begun: dict[Channel, Begun] = {}  # all operations that it has begun
-    may_end: str = (
-        ""  # why its wait may still end by itself, as words that follow 'rank 0'; '' if nothing does
-    )
-    thread: str = (
-        ""  # a thread that runs Python beside the main thread and may act, in such words; '' if none
-    )
+    # As words that follow 'rank 0', or '': why its wait may still end by itself; a thread that may act.
+    may_end: str = ""
+    thread: str = ""
 
 
 class OwnThread(threading.Thread):
@@ -154,7 +151,7 @@ class Moves:
     def __init__(self):
         self._count = itertools.count(1)
         self._moves = 0  # each move gets a new number, even if threads move at the same time
-        self._known: set[int] | None = None  # threads that ran before the user's first code
+        self._known = threads()  # that ran before the user's first code
         # Two functions that the recorder sets.
         self.carried: Callable[[], int] = int  # returns the bytes that this rank's connections have carried
         self.is_held: Callable[[], bool] = bool  # returns whether an emulated network holds an operation back
@@ -164,8 +161,6 @@ class Moves:
         """Forget all that was begun: a new call starts."""
         self.begun: dict[Channel, Begun] = {}
         self._waiting: Callable[[], Waiting] | None = None  # returns what the main thread waits for
-        if self._known is None:
-            self._known = threads()
         self._move()
 
     def _move(self) -> None:
@@ -215,9 +210,7 @@ class Moves:
     def thread(self) -> str:
         """A thread that may act, begun by the user's code, as words that follow 'rank 0'; '' if none runs."""
         running = threads()
-        self._known = (
-            self._known or set()
-        ) & running  # a new thread may get the number of one that has ended
+        self._known &= running  # a new thread may get the number of one that has ended
         new = running - self._known
         return _in_words(min(new)) if new else ""
 
