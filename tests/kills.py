@@ -76,7 +76,8 @@ def start(run: Path, layout: str, machines: int, precision: str) -> list[subproc
     sizes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in SIZES.items())
     how = f"{sizes} --every 3 --keep 4 --timeout 10 --precision {precision} {layout} --out {run}"
     launch = f"-m torch.distributed.run --nnodes {machines} --nproc-per-node 2 {meet}"
-    command = [sys.executable, *launch.split(), "-m", "helpers.train", *how.split()]
+    logs = f"--log-dir={run.with_name('logs')}"  # a launcher that is killed leaves them behind
+    command = [sys.executable, *launch.split(), logs, "-m", "helpers.train", *how.split()]
     environ = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
     quiet = dict(cwd=ROOT, env=environ, stdout=subprocess.DEVNULL)
     said = (open(run.with_name(f"said-{number}"), "w") for number in range(machines))

@@ -136,7 +136,10 @@ def main() -> int:
     chosen += [argument for argument in sys.argv[1:] if argument != kind]
     keeper = outlive()
     minutes = MINUTES.get(kind, USUAL_MINUTES)
-    status = run([sys.executable, *command.split(), *chosen], minutes, cwd=ROOT, env=environ)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
+        # PyTorch's compiler makes this folder in TMPDIR otherwise, and leaves it there.
+        environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        status = run([sys.executable, *command.split(), *chosen], minutes, cwd=ROOT, env=environ)
     deadline = time.monotonic() + 5
     while (left := left_behind()) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -94,7 +94,7 @@ def read_progress(path: Path) -> Done:
         done.asked = {front: str(date.fromisoformat(day)) for front, day in done.asked.items()}
         done.quiz = {plain(story): [bool(right) for right in answers] for story, answers in done.quiz.items()}
     except (TypeError, AttributeError, ValueError):
-        raise ValueError(f"{plain(path)} is no progress file of this course") from None
+        raise ValueError(f"{plain(path, 1000)} is no progress file of this course") from None
     return done
 
 

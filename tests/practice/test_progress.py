@@ -373,7 +373,9 @@ def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys
     hands_in("b/progress.json", (second, "no sum"), (second, "no sum"), (first, None))
     hands_in("a.json", (second, "no sum"), (second, "one step too few"), (second, None), (first, None))
     hands_in("c.json", ("of an older course", "crashed"))
-    (tmp_path / "d.json").write_text("[]")
+    far = tmp_path / ("a folder of a long name" * 9)  # the file's own name stands in the message all the same
+    far.mkdir()
+    (far / "d.json").write_text("[]")
     students, unread = classroom.collect(tmp_path)
     assert [who for who, _ in students] == ["a", "b", "c"] and "d.json is no progress file" in unread[0]
     discuss = classroom.to_discuss(students)

@@ -345,9 +345,9 @@ def test_training_continues_when_one_of_two_hosts_is_lost(tmp_path):
         "[ $FIRST = 1 ] && net=here || net=there; export GLOO_SOCKET_IFNAME=$net;"
         f" exec {sys.executable} -m torch.distributed.run --nnodes 1:2 --nproc-per-node 2"
         " --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 --rdzv-conf"
-        " is_host=$FIRST,last_call_timeout=4,keep_alive_interval=1 --max-restarts 1 --local-addr $HOST -m"
-        f" helpers.train --tp 2 --hidden 32 --seq-len 16 --batch 8 --steps {steps} --every 4 --timeout 8"
-        f" --out {run}"
+        " is_host=$FIRST,last_call_timeout=4,keep_alive_interval=1 --max-restarts 1 --local-addr $HOST"
+        f" --log-dir {tmp_path} -m helpers.train --tp 2 --hidden 32 --seq-len 16 --batch 8 --steps {steps}"
+        f" --every 4 --timeout 8 --out {run}"
     )
     log, _ = on_two_hosts(tmp_path, str(run / "step-000004"), "sh", "-c", train_it)
     expect_twins_losses(run, steps)

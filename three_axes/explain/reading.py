@@ -91,7 +91,8 @@ def files_of(path: str) -> list[str]:
         return [path]
     files = sorted(str(f) for f in Path(path).iterdir() if f.name.endswith((".json", ".json.gz")))
     if not files:
-        raise Unreadable(f"{plain(path)} has no .json and no .json.gz in it: give the folder of the traces")
+        what_to_do = "give the folder of the traces"
+        raise Unreadable(f"{plain(path, 1000)} has no .json and no .json.gz in it: {what_to_do}")
     return files
 
 
