@@ -202,30 +202,3 @@ def test_a_gradient_that_is_only_rounding_moves_a_weight_anywhere(world):
 
     report = world.run(lambda: checked(build, layouts="dp 2"))[0]
     assert report.ok and report.verdicts[0].cells["update"] == "equal", report
-
-
-@pytest.mark.parametrize("drop", [nn.Dropout(0.5).eval(), nn.Dropout(1e-9)])
-def test_a_dropout_that_drops_nothing_is_not_accused(world, drop):
-    """Ranks along dp compute different examples, and must not drop alike."""
-
-    def build(mesh):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 64), drop, nn.Linear(64, 2))
-
-    assert world.run(lambda: checked(build))[0].ok
-
-
-def test_dropouts_of_what_all_ranks_hold_alike_must_be_alike(world):
-    def build(mesh):
-        model = small(drop=nn.Dropout(0.5))
-        torch.manual_seed(dist.get_rank())
-        return model
-
-    def step(model, batch, mesh):
-        loss = model(batch.repeat(8, 1)).square().mean()
-        loss.backward()
-        return loss.detach()
-
-    (found,) = world.run(lambda: checked(build, step, "tp 2"))[0].found
-    assert (found.what, found.names) == ("dropout", ("2",))
-    assert (found.cause.kind, found.cause.axes) == ("drops apart", ("tp",))

@@ -5,7 +5,6 @@ often each row of the batch counts (`Twin.rows`). No other process is needed.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +22,6 @@ from .causes import (
     of_norms,
     of_output,
     of_rows,
-    ranks_text,
     size_text,
     times,
 )
@@ -71,13 +69,10 @@ class Comparison:
     def run(self) -> Verdict:
         """Compare step by step, and return the verdict. The first step that differs is the last one; if
         weights differ before it, no step is compared. In a step: the loss and the gradients, then clipping,
-        the update and buffers, each only if all before it are equal. Dropouts are always compared.
+        the update and buffers, each only if all before it are equal.
         """
         if not self.verdict.add(_by_cause(0, "weights", self._weights()), "weights"):
             any(self._step(number) for number in range(len(self.twin.steps)))
-        self.verdict.add(
-            _of_dropouts({rank: steps[-1].drops for rank, steps in self.ranks.items()}, self.mesh), "dropout"
-        )
         return self.verdict
 
     def _allowed(self, number: int, spread: float = 0.0) -> float:
@@ -344,30 +339,6 @@ class Comparison:
             if parts.off() > allowed:
                 wrong[name] = parts.off(), parts.cause()
         return wrong
-
-
-def _of_dropouts(seen: Mapping[int, Mapping[str, list]], mesh: Mesh) -> list[Found]:
-    """Dropouts that drop alike on two ranks, whose inputs differ, or differently, though these are equal.
-    seen: rank -> dropout -> for each call, digests of (the input, which numbers were kept; b"" if all).
-    """
-    pairs: dict[bool, dict[str, set]] = {True: {}, False: {}}  # by whether they drop alike
-    for a, b in itertools.combinations(seen, 2):
-        for name in seen[a].keys() & seen[b].keys():
-            for (given, kept), (other, kept_there) in zip(seen[a][name], seen[b][name]):
-                alike = kept == kept_there
-                if alike != (given == other) and (kept or kept_there):
-                    pairs[alike].setdefault(name, set()).add((a, b))
-    found = []
-    for alike, names in pairs.items():
-        if names:
-            of_ranks = set().union(*names.values())
-            axes = tuple(a for a in mesh.real_axes if any(mesh.between(*p) == (a,) for p in of_ranks))
-            ranks = ranks_text({rank for pair in of_ranks for rank in pair})
-            same = ("not ", "they drop at the same places") if alike else ("", "each keeps other numbers")
-            text = f"what goes in is {same[0]}the same on {ranks}, and {same[1]}: along {along(axes)}"
-            cause = Cause("drops alike" if alike else "drops apart", axes, text)
-            found.append(Found(None, "dropout", tuple(sorted(names)), 1.0, cause))
-    return found
 
 
 def _by_cause(step: int, what: str, wrong: Wrong) -> list[Found]:

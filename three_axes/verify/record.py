@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,6 @@ LOSSES = (
     F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss,
     F.binary_cross_entropy, F.binary_cross_entropy_with_logits,
 )  # fmt: skip
-FEW = 64  # a dropout of fewer numbers is not recorded: two such may drop the same ones by chance
 
 Tensors = dict[str, torch.Tensor]
 
@@ -40,10 +39,9 @@ class Step:
     loss: what `step` returned; None if only another rank knows it. norm: the gradients' norm that clipping
     used. gradients: before clipping. before, after: the weights, before and after the optimizer's step.
     outputs: module -> the output of each of its calls. places: for DTensors, the indices of a shard's
-    elements in the whole. drops: dropout -> digests of (its input, which numbers it kept), for each call.
-    eps: of the coarsest type of weights, outputs and loss. sent: parameter -> (axis, collective) for each
-    collective that received its gradient. inputs: the first tensor of each call of the model from outside.
-    targets: of PyTorch's losses (`Scored`).
+    elements in the whole. eps: of the coarsest type of weights, outputs and loss. sent: parameter -> (axis,
+    collective) for each collective that received its gradient. inputs: the first tensor of each call of the
+    model from outside. targets: of PyTorch's losses (`Scored`).
     """
 
     loss: float | None = None
@@ -54,7 +52,6 @@ class Step:
     buffers: Tensors = field(default_factory=dict)
     outputs: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     places: Tensors = field(default_factory=dict)
-    drops: dict[str, list[tuple[bytes, bytes]]] = field(default_factory=dict)
     eps: float = 0.0
     sent: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     inputs: list[torch.Tensor] = field(default_factory=list)
@@ -124,33 +121,22 @@ class StepRecorder:
         named = self.model.named_parameters(remove_duplicate=False)
         return {self._named(name): p for name, p in named}
 
-    @property
-    def dropouts(self) -> list[Any]:
-        """Dropout modules with p above 0."""
-        return [module for module in self.model.modules() if isinstance(module, DROPOUTS) and module.p > 0]
-
     def places(self) -> Tensors:
         """For DTensors, the indices of a shard's elements in the whole."""
         return {name: _place(p) for name, p in self.parameters().items() if isinstance(p, DTensor)}
 
     def step(
-        self,
-        step: Callable[[nn.Module], object],
-        *,
-        drops: bool = False,
-        outputs: bool = False,
-        sent: SentListener | None = None,
+        self, step: Callable[[nn.Module], object], *, outputs: bool = False, sent: SentListener | None = None
     ) -> Step:
         """Run and record a step: step(model) computes gradients, and may clip them; then the optimizer steps,
-        if there is one.
+        if there is one. Dropouts are switched off.
 
-        drops: let dropouts drop, and record what they keep; otherwise they are switched off. outputs: record
-        the modules' outputs, the model's inputs and the losses' targets. sent: a listener that was added
-        before the step.
+        outputs: record the modules' outputs, the model's inputs and the losses' targets. sent: a listener
+        that was added before the step.
         """
         seen = Step(before=self._after or self._weights())
-        with self._dropping(seen.drops) if drops else self._without_dropout():
-            with self._outputs(seen.outputs, outputs), self._clipping(seen), self._inputs(seen, outputs):
+        with self._without_dropout(), self._clipping(seen):
+            with self._outputs(seen.outputs, outputs), self._inputs(seen, outputs):
                 loss = step(self.model)
         seen.loss = None if loss is None else float(_whole(torch.as_tensor(loss).detach()))
         typed = [*seen.before.values(), *(t for ts in seen.outputs.values() for t in ts), loss]
@@ -194,17 +180,6 @@ class StepRecorder:
             yield
 
     @contextmanager
-    def _hooked(self, modules: Iterable[tuple[str, nn.Module]], keep: Callable) -> Iterator[None]:
-        """In this block, call keep(name, input, output) after each module's forward."""
-        hook = lambda name: lambda module, args, result: keep(name, args[0] if args else None, result)
-        hooks = [module.register_forward_hook(hook(self._named(name))) for name, module in modules]
-        try:
-            yield
-        finally:
-            for handle in hooks:
-                handle.remove()
-
-    @contextmanager
     def _inputs(self, seen: Step, on: bool) -> Iterator[None]:
         """In this block, record the inputs of the model, and the targets of PyTorch's losses."""
         if not on:
@@ -232,20 +207,29 @@ class StepRecorder:
             for handle in hooks:
                 handle.remove()
 
-    def _outputs(self, outputs: dict, on: bool) -> AbstractContextManager:
+    @contextmanager
+    def _outputs(self, outputs: dict, on: bool) -> Iterator[None]:
         """In this block, record the first real tensor of each module's output; not in a recomputation."""
 
-        def keep(name: str, _, result) -> None:
-            tensor = next(filter(is_real, pytorch_private.tree_flatten(result)[0]), None)
-            if tensor is not None and pytorch_private.backward_under_way() == -1:
-                outputs.setdefault(name, []).append(_held(tensor))
+        def keeps(name: str) -> Callable:
+            def keep(module, args, result) -> None:
+                tensor = next(filter(is_real, pytorch_private.tree_flatten(result)[0]), None)
+                if tensor is not None and pytorch_private.backward_under_way() == -1:
+                    outputs.setdefault(name, []).append(_held(tensor))
 
-        modules = self.model.named_modules() if on else []
-        return self._hooked([(name, module) for name, module in modules if plain_name(name)], keep)
+            return keep
+
+        modules = [(name, m) for name, m in self.model.named_modules() if on and plain_name(name)]
+        hooks = [module.register_forward_hook(keeps(self._named(name))) for name, module in modules]
+        try:
+            yield
+        finally:
+            for handle in hooks:
+                handle.remove()
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
-        before = [(module, module.p) for module in self.dropouts]
+        before = [(module, module.p) for module in self.model.modules() if isinstance(module, DROPOUTS)]
         try:
             for module, _ in before:
                 module.p = 0.0
@@ -253,16 +237,6 @@ class StepRecorder:
         finally:
             for module, p in before:
                 module.p = p
-
-    def _dropping(self, drops: dict) -> AbstractContextManager:
-        def keep(name: str, given, result) -> None:
-            given, result = _held(given), _held(result)
-            kept = (result != 0) | (given == 0)
-            if given.numel() >= FEW:
-                drops.setdefault(name, []).append((digest(given), b"" if kept.all() else digest(kept)))
-
-        dropouts = self.dropouts
-        return self._hooked([(name, m) for name, m in self.model.named_modules() if m in dropouts], keep)
 
 
 def digest(tensor: torch.Tensor) -> bytes:

@@ -19,11 +19,11 @@ EXACT = 1e-9  # allowed in float64; differences from another order of summation 
 
 @dataclass(frozen=True)
 class Found:
-    """A difference. step: 1, 2, …; 0 before the first; None if it belongs to no step. what: 'loss',
-    'gradients' and so on. names: of parameters, buffers or modules. off: relative; 1 for dropouts.
+    """A difference. step: 1, 2, …; 0 before the first. what: 'loss', 'gradients' and so on. names: of
+    parameters, buffers or modules. off: relative.
     """
 
-    step: int | None
+    step: int
     what: str
     names: tuple[str, ...]
     off: float
@@ -92,5 +92,5 @@ def _line(found: Found) -> str:
     names = ", ".join(found.names[:NAMES]) + (
         f" and {len(found.names) - NAMES} more" if len(found.names) > NAMES else ""
     )
-    when = {None: "", 0: "before step 1, "}.get(found.step, f"step {found.step}, ")
+    when = f"step {found.step}, " if found.step else "before step 1, "
     return f"{when}{found.what}{' of ' + names if names else ''}: {found.cause.text}"

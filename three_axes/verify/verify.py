@@ -52,7 +52,7 @@ def verify(
     measured.
 
     The twin starts from the ranks' weights, put together, so seeds do not matter. It runs on rank 0, which
-    compares. Dropouts (nn.Dropout) are switched off, and tested separately.
+    compares. Dropouts (nn.Dropout) are switched off.
 
     Raises ValueError for layouts that need more ranks, for names that do not match, for splits that are not
     clear, for a build(None) that fails, and for a twin whose loss is not finite or differs in two runs.
@@ -108,8 +108,6 @@ def _on_this_rank(
             interposer.remove(sent)
     mine[0].places = places
     mine += [recorder.step(share) for _ in range(1, steps)]
-    if _from_rank_0(any(_gathered(bool(recorder.dropouts), group) or []), group):
-        mine[-1].drops = recorder.step(share, drops=True).drops
     return mine, group
 
 
