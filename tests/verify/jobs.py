@@ -19,7 +19,6 @@ from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimiz
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from drops import b5
 from helpers.toy.tensor import copy_to_tp, reduce_from_tp
@@ -126,14 +125,6 @@ def rows(step: int, rank: int | None = None, n: int = 4) -> torch.Tensor:
     """Random numbers (n, WIDE) that depend on the step and on the rank."""
     rank = dist.get_rank() if rank is None else rank
     return torch.randn(n, WIDE, generator=torch.Generator().manual_seed(100 * step + rank))
-
-
-def batches(seed: int = 0):
-    """An iterator over batches (2, WIDE) of a loader, which differ between ranks."""
-    data = TensorDataset(torch.randn(48, WIDE, generator=torch.Generator().manual_seed(0)))
-    sampler = DistributedSampler(data, seed=seed)
-    sampler.set_epoch(3)
-    return (x for (x,) in DataLoader(data, batch_size=2, sampler=sampler))
 
 
 def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -168,10 +168,6 @@ class Copies:
         same = lambda a, b: bool(of[a]) and of[a] == of[b] and self._relations.data_parallel(a, b)
         return [group for group in classes(range(len(of)), same) if len(group) > 1]
 
-    def data_parallel(self, a: int, b: int) -> bool:
-        """Whether two ranks hold the same model and should see different data."""
-        return self._relations.data_parallel(a, b)
-
     def _group(self, name: str) -> None:
         """Find the groups of ranks with copies of a tensor; if there are none, why it is not watched."""
         holders = [rank for rank, sketches in enumerate(self._first) if name in sketches]

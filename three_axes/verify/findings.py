@@ -46,21 +46,9 @@ class Findings:
             say(f"{where.replace('differs', plural, 1)}, and gradients are summed over these ranks: {why}")
 
     def begun(self, written: Sequence[dict]) -> None:
-        """Print what differed before the first step, and samplers that shuffle in different orders. written:
-        for each rank, its record before the first step.
-        """
+        """Print what differed before the first step. written: for each rank, its record before that step."""
         self._of_ddp = {name for record in written for name in record["ddp"]}
         self.strangers()
-        samplers = [record["samplers"] for record in written]
-        for others in zip(*samplers) if len({len(listed) for listed in samplers}) == 1 else ():
-            apart = [
-                r for r in range(1, len(written)) if others[r] != others[0] and others[r][2:] == others[0][2:]
-            ]
-            if apart and all(self._copies.data_parallel(0, r) for r in apart):
-                names = "; ".join(
-                    f"seed {sampler[0]}, epoch {sampler[1]} on rank {r}" for r, sampler in enumerate(others)
-                )
-                say(f"DistributedSampler: {names}: a note, for the ranks' parts of the data overlap")
 
     def watched(self) -> None:
         """Print how many tensors are watched."""
@@ -127,20 +115,13 @@ class Findings:
         )
         return True
 
-    def notes(self, inputs: Sequence[list], draws: Sequence[list]) -> None:
-        """Print which ranks should see different data, or draw different random numbers, but do not. inputs,
-        draws: for each rank, a list for each step, as `Observer.of_step` returns it.
+    def equal_inputs(self, inputs: Sequence[list]) -> None:
+        """Print which ranks should see different data, but do not. inputs: for each rank, a list for each
+        step, as `Observer.inputs` returns it.
         """
         when = f"in each of {len(inputs[0])} steps" if len(inputs[0]) > 1 else "in step 1"
-        same = self._copies.equal_groups([_if_all(steps) for steps in inputs])
-        for ranks in same:
+        for ranks in self._copies.equal_groups([steps if all(steps) else [] for steps in inputs]):
             say(f"{ranks_named(ranks)} saw equal inputs {when}: a note, for their gradients are summed")
-        for ranks in self._copies.equal_groups([_if_all(steps) for steps in draws]):
-            if ranks not in same:
-                say(
-                    f"{ranks_named(ranks)} drew the same random numbers in forward {when}, for other inputs:"
-                    " a note, for dropout drops the same places on these ranks"
-                )
 
     def rates(self, rates: Sequence[list[str]]) -> None:
         """If copies differ, print the optimizers' options that are not the same on all ranks."""
@@ -200,8 +181,3 @@ def _unseen(left: Mapping[str, str]) -> str:
         reasons.setdefault(why, []).append(name)
     parts = [f"{folded(names)} ({len(names)}: {why})" for why, names in reasons.items()]
     return f"not watched: {'; '.join(parts)}; {ALIKE}" if parts else ALIKE
-
-
-def _if_all(steps: list) -> list:
-    """The steps; [] if one of them is empty."""
-    return steps if all(steps) else []

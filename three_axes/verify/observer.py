@@ -1,5 +1,5 @@
-"""Records over which groups a rank's gradients are summed, the inputs of its models, and the random state
-before each forward that draws random numbers. The groups show which ranks must hold equal copies.
+"""Records over which groups a rank's gradients are summed, and the inputs of its models. The groups show
+which ranks must hold equal copies.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class Observer(Listener):
         self._messages: set[tuple[int, ...]] = set()
         self._inputs: list[str] = []
         self._inputs_known = True  # False once an input has an object that may contain tensors
-        self._draws: list[str] = []
         self._hooks = [
             register_module_forward_pre_hook(self._before_forward),
             register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
@@ -123,13 +122,13 @@ class Observer(Listener):
         self._first_step = False
         return list(dict.fromkeys(self._late))
 
-    def of_step(self) -> dict:
-        """Digests of the models' inputs since the last call, and of the random states from which they drew.
-        "inputs" is empty if any of them has an object that may contain tensors.
+    def inputs(self) -> list[str]:
+        """Digests of the models' inputs since the last call; [] if any of them has an object that may contain
+        tensors.
         """
-        step = {"inputs": self._inputs if self._inputs_known else [], "draws": self._draws}
-        self._inputs, self._draws, self._inputs_known = [], [], True
-        return step
+        inputs = self._inputs if self._inputs_known else []
+        self._inputs, self._inputs_known = [], True
+        return inputs
 
     @property
     def _in_backward(self) -> bool:
@@ -150,8 +149,6 @@ class Observer(Listener):
         """rest: (kwargs, result); only the result if the forward has raised."""
         self._depth -= 1
         if self._depth == 0 and self._before:
-            if _random_state() != self._before:
-                self._draws.append(self._before.hex())
             self._before = b""
             self._record_input((args, *rest[:-1]))
 

@@ -132,9 +132,9 @@ class WatchedScript:
         """Write this rank's record to the store. ends: whether it is the last one."""
         of = self._tensors.of | {name: (state, STATE) for name, state in self._tensors.states()}
         written: dict[str, object] = {"sketches": self._sketches(of)}
-        written |= {"rates": self._tensors.rates(), **self._observer.of_step()}
+        written |= {"rates": self._tensors.rates(), "inputs": self._observer.inputs()}
         if self.number == 0:
-            written |= {"groups": _groups(), "left": self._tensors.left, "samplers": self._tensors.samplers}
+            written |= {"groups": _groups(), "left": self._tensors.left}
             written |= self._observer.of_groups(self._tensors.parameters, self._tensors.roots)
         if self.number == 1:
             written["late"] = self._late
@@ -197,7 +197,6 @@ class ComparedSteps:
         self.made: dict[int, int] = {}  # rank -> steps that it has made, of those that have ended
         self._axes: dict[tuple[int, ...], str] = {}
         self._inputs: list[list] = []
-        self._draws: list[list] = []
         self._rates: list[list[str]] = []
 
     @property
@@ -213,7 +212,7 @@ class ComparedSteps:
             self.copies = Copies(sketches, written)
             for record in written:
                 self.copies.left |= record["left"]
-            self._inputs, self._draws = ([[] for _ in written] for _ in range(2))
+            self._inputs = [[] for _ in written]
             self.findings = Findings(self.copies, self._axes)
             self.findings.begun(written)
         else:
@@ -226,7 +225,6 @@ class ComparedSteps:
             self.findings.found(drifts)
         for rank, record in enumerate(written):
             self._inputs[rank].append(record["inputs"])
-            self._draws[rank].append(record["draws"])
         self._rates = [record["rates"] for record in written]
         self.number += 1
 
@@ -235,9 +233,7 @@ class ComparedSteps:
         steps = max(1, self.number - 1)  # the last record's inputs belong to no compared step
         self.findings.ended(self.number - 1)
         if not self.findings.unequal(self.made):  # otherwise steps of one number have other data
-            self.findings.notes(
-                [of_rank[:steps] for of_rank in self._inputs], [of_rank[:steps] for of_rank in self._draws]
-            )
+            self.findings.equal_inputs([of_rank[:steps] for of_rank in self._inputs])
         self.findings.rates(self._rates)
         self.findings.conclusion(script, self.number - 1)
 

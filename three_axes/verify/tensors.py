@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.utils.data import DistributedSampler
 
 from .record import plain_name
 from .sketches import AVERAGE, BUFFER, FLAT, OF, PARAMETER
@@ -29,7 +28,7 @@ class Tensors:
 
     of: name -> (tensor, `PARAMETER`, `BUFFER` or `AVERAGE`). left: name -> why it is not watched. parameters:
     name -> parameter, of the models in `roots` and of the optimizers. roots: (prefix of names, module), see
-    `_roots`. samplers: [seed, epoch, num_replicas, total_size] of each DistributedSampler that shuffles.
+    `_roots`.
     """
 
     def __init__(self) -> None:
@@ -38,11 +37,6 @@ class Tensors:
         self.parameters: dict[str, torch.Tensor] = {}
         living = _living()
         self.optimizers = [found for found in living if isinstance(found, torch.optim.Optimizer)]
-        self.samplers = [
-            [found.seed, found.epoch, found.num_replicas, found.total_size]
-            for found in living
-            if isinstance(found, DistributedSampler) and found.shuffle
-        ]
         stepped = [
             p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]
         ]
@@ -132,7 +126,7 @@ class Tensors:
 
 
 def _living() -> list:
-    """This process's modules, optimizers and samplers, and the dicts and lists that begin with a tensor."""
+    """This process's modules and optimizers, and the dicts and lists that begin with a tensor."""
     kinds: dict[type, bool] = {}  # the answer for each type, because many objects share few types
 
     def is_wanted(value) -> bool:
@@ -141,7 +135,7 @@ def _living() -> list:
             first = value[0] if of is list and value else next(iter(value.values()), None) if value else None
             return type(first) is torch.Tensor or type(first) is nn.Parameter
         if of not in kinds:
-            kinds[of] = issubclass(of, (nn.Module, torch.optim.Optimizer, DistributedSampler))
+            kinds[of] = issubclass(of, (nn.Module, torch.optim.Optimizer))
         return kinds[of]
 
     gc.collect()  # then `get_objects` lists them in the order in which they were created, on every rank
