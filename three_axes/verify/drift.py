@@ -10,7 +10,6 @@ from typing import NamedTuple
 from .relations import Relations, classes
 from .sketches import (
     ALONE,
-    AVERAGE,
     EITHER,
     OF,
     OTHER,
@@ -41,11 +40,10 @@ class Copies:
     """Finds in all ranks' first sketches which ranks hold equal copies, and compares later sketches of these.
 
     groups: name -> the groups of ranks that hold equal copies. left: name -> why the tensor is not watched.
-    parted, doubtful and kept: name -> Drift. parted: copies that differ in the last sketches. doubtful:
-    tensors that have differed, but may be shards, since their numbers were all equal at first. kept: averages
-    that some ranks have never changed. met: name -> (step in which copies were found to differ, step in which
-    they were equal again). strangers: parameters that differed before the first step although their gradients
-    are summed.
+    parted and doubtful: name -> Drift. parted: copies that differ in the last sketches. doubtful: tensors
+    that have differed, but may be shards, since their numbers were all equal at first. met: name -> (step in
+    which copies were found to differ, step in which they were equal again). strangers: parameters that
+    differed before the first step although their gradients are summed.
 
     first: for each rank, its sketches. observed: for each rank, the result of `Observer.of_groups`.
     """
@@ -60,7 +58,6 @@ class Copies:
         self.parted: dict[str, Drift] = {}
         self.met: dict[str, tuple[int, int]] = {}
         self.doubtful: dict[str, Drift] = {}
-        self.kept: dict[str, Drift] = {}
         for name in dict.fromkeys(name for sketches in first for name in sketches if OF not in name):
             self._group(name)
         for name in dict.fromkeys(name for sketches in first for name in sketches if OF in name):
@@ -94,9 +91,7 @@ class Copies:
                     s for s, since in self._unsettled.items() if s.rpartition(OF)[2] == name and since < step
                 ]
                 drift = drift._replace(states=tuple(states))
-                if self._some_never_changed(name, drift, now):
-                    self.kept.setdefault(name, drift)
-                elif name not in self.met:
+                if name not in self.met:
                     self.parted[name] = drift
                     found.append(drift)
             elif not drift and name in self.parted:
@@ -156,11 +151,6 @@ class Copies:
                 watched[name] = sketch.part
         return watched, left
 
-    def changed(self, name: str) -> bool:
-        """Whether a tensor has changed on any rank since its first sketch."""
-        pairs = zip(self._first, self._last)
-        return any(a[name].digest != b[name].digest for a, b in pairs if name in a and name in b)
-
     def equal_groups(self, of: Sequence[Sequence[object]]) -> list[list[int]]:
         """Groups of ranks that should see different data, but whose sequences are equal and not empty. of:
         for each rank, a sequence, such as the digests of its inputs.
@@ -178,7 +168,7 @@ class Copies:
         groups = [part for ranks in alike for part in classes(ranks, together) if len(part) > 1]
         if alike and not groups:
             self.left[name] = SEEDED
-        if sketch.constant and sketch.part in (PARAMETER, AVERAGE):
+        if sketch.constant and sketch.part == PARAMETER:
             sure = lambda a, b: self._relations.constants_are_copies(name, a, b)
             either = lambda a, b: sure(a, b) or self._relations.activations_pass(a, b)
             parts = lambda alike: [p for ranks in groups for p in classes(ranks, alike) if len(p) > 1]
@@ -188,7 +178,7 @@ class Copies:
         if groups:
             self.groups[name] = groups
         else:
-            why = EITHER if sketch.constant and sketch.part in (PARAMETER, AVERAGE) else OTHER
+            why = EITHER if sketch.constant and sketch.part == PARAMETER else OTHER
             why = SHARDED if sketch.copies.strip("[]") else why
             self.left.setdefault(name, ALONE if len(holders) == 1 else why)
 
@@ -224,15 +214,6 @@ class Copies:
             len({digests[rank].get(drift.name) for rank in group}) == 1 and drift.name in digests[min(group)]
             for group in drift.groups
         )
-
-    def _some_never_changed(self, name: str, drift: Drift, now: Sequence[Sketches]) -> bool:
-        """Whether the drift is of an average that some ranks have changed and others never."""
-        changed = {
-            now[rank][name].digest != self._first[rank][name].digest
-            for group in drift.groups
-            for rank in group
-        }
-        return self._first[min(drift.groups[0])][name].part == AVERAGE and changed == {True, False}
 
 
 def _by(ranks: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:

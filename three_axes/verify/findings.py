@@ -10,7 +10,7 @@ from ..count.script import say
 from ..table import ranks as ranks_named
 from .causes import classes_text
 from .drift import Copies, Drift
-from .sketches import AVERAGE, EITHER, SEEDED
+from .sketches import EITHER, SEEDED
 
 SHOWN = 8  # lines that are printed for a step
 PATTERNS = 3  # patterns of names that are printed for one reason
@@ -52,17 +52,8 @@ class Findings:
 
     def watched(self) -> None:
         """Print how many tensors are watched."""
-        watched, _ = self._copies.watched()
-        still = [n for n, part in watched.items() if part == AVERAGE and not self._copies.changed(n)]
-        for name in still:  # such as a checkpoint's
-            del watched[name]
-        kinds = Counter(watched.values())
-        plural = lambda part, n: f"{n} {part}" if n == 1 else f"{n} {part}s"
-        phrases = [plural(part, n) for part, n in kinds.items() if part != AVERAGE]
-        if AVERAGE in kinds:
-            phrases.append(f"{kinds[AVERAGE]} in averages of the weights")
-        if still:
-            phrases.append(f"{len(still)} beside the model with its weights' shapes, not changed so far")
+        kinds = Counter(self._copies.watched()[0].values())
+        phrases = [f"{n} {part}{'s' * (n > 1)}" for part, n in kinds.items()]
         say(f"watched: {', '.join(phrases) or 'nothing'}")
 
     def found(self, drifts: Iterable[Drift]) -> None:
@@ -88,16 +79,10 @@ class Findings:
             }
             names = folded(self._copies.met)
             say(f"{names}: {', '.join(sorted(when))}: a note, for copies may be averaged now and then")
-        for drifts, why in (
-            (self._copies.kept, "a note, for an average may be kept by some ranks"),
-            (
-                self._copies.doubtful,
-                "a note: its numbers were equal at first, so it may be a shard or a copy",
-            ),
-        ):
-            if drifts:
-                first = max(drifts.values(), key=lambda drift: drift.far)
-                say(f"{self._where(first._replace(name=folded(drifts)))}: {why}")
+        if doubtful := self._copies.doubtful:
+            first = max(doubtful.values(), key=lambda drift: drift.far)
+            where = self._where(first._replace(name=folded(doubtful)))
+            say(f"{where}: a note: its numbers were equal at first, so it may be a shard or a copy")
 
     def unequal(self, numbers: Mapping[int, int]) -> bool:
         """If the ranks' optimizers have not made equally many steps, print it. Returns whether they have not.

@@ -1,5 +1,5 @@
 """`torchrun … -m three_axes verify train.py` checks that tensors that were equal on some ranks before the
-first step stay equal: parameters, the optimizer's states, buffers, and averages of the weights.
+first step stay equal: parameters, the optimizer's states, and buffers.
 
 Before each step of the optimizer, and when the script ends, every rank writes the sketches of its tensors to
 the store with which the ranks formed their group. (The result of a step is written only before the next one,

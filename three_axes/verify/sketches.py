@@ -18,7 +18,6 @@ SUMS = 8  # random sums of a tensor, from which its distance to another is estim
 OF = " of "  # in the name of an optimizer's state: "exp_avg of norm.weight"
 FLAT = "the optimizer's parameter "  # begins the name of a parameter that no module has
 PARAMETER, BUFFER, STATE = "parameter", "buffer", "optimizer state"
-AVERAGE = "average of the weights"
 # Reasons not to watch a tensor.
 OTHER = "other values on each rank"
 ALONE = "on one rank only"

@@ -5,7 +5,6 @@ that are the same on every rank.
 from __future__ import annotations
 
 import gc
-from collections import OrderedDict
 from collections.abc import Iterator
 
 import torch
@@ -13,10 +12,9 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from .record import plain_name
-from .sketches import AVERAGE, BUFFER, FLAT, OF, PARAMETER
+from .sketches import BUFFER, FLAT, OF, PARAMETER
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
-LEAST = 2  # tensors of an average of weights: it is found by their shapes, and one may fit by chance
 # Reasons not to watch a tensor.
 STATISTICS = "statistics of BatchNorm: each rank's own, unless it is SyncBatchNorm"
 PASSING = "buffers that no checkpoint keeps"
@@ -26,7 +24,7 @@ CUT = "ones and zeros that FSDP cut"  # no values show where this rank's part li
 class Tensors:
     """The watched tensors of this process, by name.
 
-    of: name -> (tensor, `PARAMETER`, `BUFFER` or `AVERAGE`). left: name -> why it is not watched. parameters:
+    of: name -> (tensor, `PARAMETER` or `BUFFER`). left: name -> why it is not watched. parameters:
     name -> parameter, of the models in `roots` and of the optimizers. roots: (prefix of names, module), see
     `_roots`.
     """
@@ -47,7 +45,6 @@ class Tensors:
         rest = (p for p in {id(p): p for p in stepped}.values() if id(p) not in known)
         self.of |= {f"{FLAT}{i}": (p, PARAMETER) for i, p in enumerate(rest)}
         self.parameters = {name: tensor for name, (tensor, part) in self.of.items() if part == PARAMETER}
-        self._averages(living)
 
     def states(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The optimizers' states, with names like "exp_avg of norm.weight"."""
@@ -93,61 +90,19 @@ class Tensors:
                 else:
                     self.of[name] = buffer, BUFFER
 
-    def _averages(self, living: list) -> None:
-        """Add averages of the weights: modules, dicts and lists with a tensor for each trained parameter of a
-        model.
-        """
-        models = [
-            {plain_name(name): p.shape for name, p in root.named_parameters() if p.requires_grad}
-            for _, root in self.roots
-        ]
-        in_order = [list(model.values()) for model in models]
-        held = [*(t for t, _ in self.of.values()), *(state for _, state in self.states())]
-        held += [p.grad for p in self.parameters.values() if p.grad is not None]
-        mine, found = {_memory(t) for t in held}, 0
-        for holder in living:
-            if isinstance(holder, nn.Module):
-                named = dict(holder.named_parameters())
-            elif isinstance(holder, dict):
-                named = {key: value for key, value in holder.items() if type(key) is str}
-            elif isinstance(holder, list) and len(holder) in map(len, in_order):
-                named = {str(i): tensor for i, tensor in enumerate(holder)}
-            else:
-                continue
-            of = {plain_name(n): t for n, t in named.items() if type(t) in (torch.Tensor, nn.Parameter)}
-            shapes = {name: t.shape for name, t in of.items()}
-            alike = any(model.items() <= shapes.items() for model in models if len(model) >= LEAST)
-            alike |= isinstance(holder, list) and len(of) >= LEAST and list(shapes.values()) in in_order
-            if alike and not any(_memory(t) in mine or t.grad_fn is not None for t in of.values()):
-                mine |= {_memory(t) for t in of.values()}
-                found += 1
-                before = "an average's " if found == 1 else f"average {found}'s "
-                self.of |= {before + name: (t, AVERAGE) for name, t in of.items()}
-
 
 def _living() -> list:
-    """This process's modules and optimizers, and the dicts and lists that begin with a tensor."""
+    """This process's modules and optimizers."""
     kinds: dict[type, bool] = {}  # the answer for each type, because many objects share few types
 
     def is_wanted(value) -> bool:
         of = type(value)
-        if of in (list, dict, OrderedDict):  # reading another library's subclass may have side effects
-            first = value[0] if of is list and value else next(iter(value.values()), None) if value else None
-            return type(first) is torch.Tensor or type(first) is nn.Parameter
         if of not in kinds:
             kinds[of] = issubclass(of, (nn.Module, torch.optim.Optimizer))
         return kinds[of]
 
     gc.collect()  # then `get_objects` lists them in the order in which they were created, on every rank
     return [value for value in gc.get_objects() if is_wanted(value)]
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """The address of the tensor's memory; views of one memory have the same."""
-    try:
-        return tensor.untyped_storage().data_ptr() or id(tensor)
-    except (RuntimeError, NotImplementedError):  # tensors without a storage of their own
-        return id(tensor)
 
 
 def _roots(modules: list[nn.Module], stepped: list[torch.Tensor]) -> list[tuple[str, nn.Module]]:
