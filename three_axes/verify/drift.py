@@ -26,43 +26,37 @@ from .sketches import (
 class Drift(NamedTuple):
     """A tensor whose copies differ. step: after which it was found; 0 before the first. groups: the groups
     of ranks whose copies should be equal and are not, each as rank -> digest. far: the largest relative
-    distance. states: the names of the tensor's optimizer states that differed in an earlier step.
+    distance.
     """
 
     step: int
     name: str
     groups: list[dict[int, str]]
     far: float
-    states: tuple[str, ...] = ()
 
 
 class Copies:
     """Finds in all ranks' first sketches which ranks hold equal copies, and compares later sketches of these.
 
     groups: name -> the groups of ranks that hold equal copies. left: name -> why the tensor is not watched.
-    parted and doubtful: name -> Drift. parted: copies that differ in the last sketches. doubtful: tensors
-    that have differed, but may be shards, since their numbers were all equal at first. met: name -> (step in
-    which copies were found to differ, step in which they were equal again). strangers: parameters that
-    differed before the first step although their gradients are summed.
+    parted: name -> Drift, of copies that differ in the last sketches. met: name -> (step in which copies were
+    found to differ, step in which they were equal again). strangers: parameters that differed before the
+    first step although their gradients are summed.
 
     first: for each rank, its sketches. observed: for each rank, the result of `Observer.of_groups`.
     """
 
     def __init__(self, first: Sequence[Sketches], observed: Sequence[Mapping] = ()):
         self._relations = Relations(first, observed)
-        self._first, self._last, self._step = first, first, 0
-        self._unsettled: dict[str, int] = {}  # a state that differs -> the step in which that began
+        self._first, self._last = first, first
+        self._apart: set[str] = set()  # states that differ in the last sketches, on ranks with copies
         self.groups: dict[str, list[list[int]]] = {}
-        self._either: dict[str, list[list[int]]] = {}
         self.left: dict[str, str] = {}
         self.parted: dict[str, Drift] = {}
         self.met: dict[str, tuple[int, int]] = {}
-        self.doubtful: dict[str, Drift] = {}
         for name in dict.fromkeys(name for sketches in first for name in sketches if OF not in name):
             self._group(name)
-        for name in dict.fromkeys(name for sketches in first for name in sketches if OF in name):
-            if self._differing(0, name, first, self.groups.get(name.rpartition(OF)[2], [])):
-                self._unsettled[name] = 0
+        self._apart = self._states_apart(first)
         self.strangers: list[Drift] = []
         self.also_summed([])
 
@@ -81,58 +75,28 @@ class Copies:
         """
         found = []
         changed = lambda name, rank: now[rank][name].digest != self._last[rank][name].digest
-        state_names = dict.fromkeys(name for sketches in now for name in sketches if OF in name)
         differing = {name: self._differing(step, name, now, self.groups[name]) for name in self.groups}
         for name, drift in differing.items():
             if drift and just_stepped and self._were_equal(drift, just_stepped):
                 continue
-            if drift and name not in self.parted:
-                states = [
-                    s for s, since in self._unsettled.items() if s.rpartition(OF)[2] == name and since < step
-                ]
-                drift = drift._replace(states=tuple(states))
-                if name not in self.met:
-                    self.parted[name] = drift
-                    found.append(drift)
+            if drift and name not in self.parted and name not in self.met:
+                self.parted[name] = drift
+                found.append(drift)
             elif not drift and name in self.parted:
                 self.met[name] = self.parted.pop(name).step, step
-        for name, groups in self._either.items():
-            if name not in self.doubtful and (drift := self._differing(step, name, now, groups)):
-                self.doubtful[name] = drift
-        for name in state_names:
+        before, self._apart = self._apart, self._states_apart(now)
+        for name in sorted(before & self._apart):
             owner = name.rpartition(OF)[2]
-            if not self._differing(step, name, now, self.groups.get(owner, [])):
-                self._unsettled.pop(name, None)
-            elif step > self._unsettled.setdefault(name, step) and not differing[owner]:
+            if not differing[owner]:
                 if all(changed(owner, rank) for group in self.groups[owner] for rank in group):
                     self.left.setdefault(name, SHARDED)
-        self._last, self._step = now, step
+        self._last = now
         return found
 
     @property
     def wrong(self) -> list[Drift]:
-        """The findings that are errors: `strangers`, `parted` and `unsettled()`."""
-        return [*self.strangers, *self.parted.values(), *self.unsettled()]
-
-    def unsettled(self) -> list[Drift]:
-        """Optimizer states of their weight's shape that differ while the weight has never changed. With a
-        learning rate of 0 a wrong state does not yet change the weight.
-        """
-        drifts = []
-        for name, since in self._unsettled.items():
-            owner = name.rpartition(OF)[2]
-            groups = self.groups[owner]
-            ranks = [rank for group in groups for rank in group]
-            shaped = all(
-                list(self._last[r][name].shape) == list(self._last[r][owner].shape)
-                for r in ranks
-                if name in self._last[r]
-            )
-            still = all(self._last[r][owner].digest == self._first[r][owner].digest for r in ranks)
-            drift = self._differing(since, name, self._last, groups)
-            if drift and shaped and still and name not in self.left and owner not in self.parted:
-                drifts.append(drift)
-        return drifts
+        """The findings that are errors: `strangers` and `parted`."""
+        return [*self.strangers, *self.parted.values()]
 
     def watched(self) -> tuple[dict[str, str], dict[str, str]]:
         """(watched: name -> what it is; not watched: name -> why), by the last sketches."""
@@ -144,7 +108,7 @@ class Copies:
             owner = name.rpartition(OF)[2]
             if OF in name and len(sketch.shape) and owner in self.groups and name not in left:
                 watched[name] = STATE
-                if name in self._unsettled and owner not in self.parted:
+                if name in self._apart and owner not in self.parted:
                     left[name] = SHARDED
                     del watched[name]
             elif name in self.groups:
@@ -170,11 +134,7 @@ class Copies:
             self.left[name] = SEEDED
         if sketch.constant and sketch.part == PARAMETER:
             sure = lambda a, b: self._relations.constants_are_copies(name, a, b)
-            either = lambda a, b: sure(a, b) or self._relations.activations_pass(a, b)
-            parts = lambda alike: [p for ranks in groups for p in classes(ranks, alike) if len(p) > 1]
-            maybe, groups = parts(either), parts(sure)
-            if doubtful := [ranks for ranks in maybe if ranks not in groups]:
-                self._either[name] = doubtful
+            groups = [part for ranks in groups for part in classes(ranks, sure) if len(part) > 1]
         if groups:
             self.groups[name] = groups
         else:
@@ -199,6 +159,12 @@ class Copies:
             for rank in group
         ]
         return Drift(0, name, groups, max(far)) if groups else None
+
+    def _states_apart(self, now: Sequence[Sketches]) -> set[str]:
+        """The optimizer's states that differ on ranks that hold copies of their parameter."""
+        names = {name for sketches in now for name in sketches if OF in name}
+        groups = lambda name: self.groups.get(name.rpartition(OF)[2], [])
+        return {name for name in names if self._differing(0, name, now, groups(name))}
 
     def _differing(self, step: int, name: str, now: Sequence[Sketches], groups) -> Drift | None:
         differ, far = [], 0.0

@@ -62,8 +62,7 @@ class Findings:
         self._printed |= {drift.name for drift in drifts}
         drifts.sort(key=lambda drift: -drift.far)
         for drift in drifts[:SHOWN]:
-            states = f"; its {', '.join(s.split(' of ')[0] for s in drift.states)} differed before"
-            say(f"{self._where(drift)}, by {drift.far:.1g} of its length" + states * bool(drift.states))
+            say(f"{self._where(drift)}, by {drift.far:.1g} of its length")
         if len(drifts) > SHOWN:
             say(f"after step {drifts[0].step}: and {len(drifts) - SHOWN} more")
 
@@ -71,7 +70,6 @@ class Findings:
         """Print the findings that are known only at the end. steps: how many were compared."""
         if steps < 1:
             self.watched()
-        self.found(self._copies.unsettled())
         if self._copies.met:
             when = {
                 f"parted by step {parted} and equal again after step {met}"
@@ -79,10 +77,6 @@ class Findings:
             }
             names = folded(self._copies.met)
             say(f"{names}: {', '.join(sorted(when))}: a note, for copies may be averaged now and then")
-        if doubtful := self._copies.doubtful:
-            first = max(doubtful.values(), key=lambda drift: drift.far)
-            where = self._where(first._replace(name=folded(doubtful)))
-            say(f"{where}: a note: its numbers were equal at first, so it may be a shard or a copy")
 
     def unequal(self, numbers: Mapping[int, int]) -> bool:
         """If the ranks' optimizers have not made equally many steps, print it. Returns whether they have not.

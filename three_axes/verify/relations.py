@@ -100,11 +100,7 @@ class Relations:
         if beside or self.replicas(a, b):
             return True
         wide = list(self._first[a][name].shape) == [self._width[a]]
-        return wide and (not self._observed or self.activations_pass(a, b))
-
-    def activations_pass(self, a: int, b: int) -> bool:
-        """Whether both ranks take part in collectives that a module's forward calls."""
-        return any(a in g and b in g for g in self._inside)
+        return wide and (not self._observed or any(a in g and b in g for g in self._inside))
 
     def data_parallel(self, a: int, b: int) -> bool:
         """Whether two ranks should see different data. They hold the same stage; FSDP, DDP or, for replicas,
