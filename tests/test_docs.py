@@ -10,7 +10,6 @@ import pytest
 from helpers.practice.books import drop_number, notebooks
 from tools import refresh
 from tools.pages import minutes
-from tools.site.first import first
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = re.findall(
@@ -53,13 +52,6 @@ def test_pictures_of_readme_and_docs_are_those_of_the_notebooks(name):
     assert (ROOT / "data" / name).read_bytes() == refresh.stored(name), "python -m tools.refresh --pictures"
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda p: p.name)
-def test_no_text_says_that_no_gpu_has_run_the_course(path):
-    """evidence.md reports runs on GPUs, so no text may say that no GPU has run them."""
-    assert re.search(r"^Two machines, each with one GPU, have run", text(ROOT / "docs/evidence.md"), re.M)
-    assert not re.search(r"\bNo (single )?GPU\b[^.]*\b(has|have) (run|seen|been)", text(path))
-
-
 def test_the_readme_is_short_and_its_first_table_is_drop_08s():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", readme)
@@ -72,21 +64,6 @@ def test_the_readme_is_short_and_its_first_table_is_drop_08s():
     for line in stored.splitlines()[3:]:
         name, *sizes, _ = re.split(r" {2,}", line.strip())
         assert f"| {name} | {' | '.join(sizes)} |" in readme
-
-
-def test_the_readme_begins_with_the_folder_that_one_has():
-    """Its first command needs no address; publishing is in docs/install.md."""
-    readme = text(ROOT / "README.md")
-    assert readme.partition("```\n")[2].startswith("make lab ") and "OWNER" not in readme
-    assert "make colab REPO=" in text(ROOT / "docs/install.md")
-
-
-def test_a_question_asked_in_three_places_names_its_model_in_each():
-    """A toy sends most by dp, an 8B by tp."""
-    (in_readme,) = re.findall(r"\*\*Vote first: (.*?\?)\*\*", text(ROOT / "README.md"))
-    (in_drop,) = re.findall(r'predict\("(.*?\?)"', text(notebooks()[0]))
-    (on_site,) = re.findall(r"<legend>(.*?\?)</legend>", first())
-    assert "toy" in in_readme and "toy" in in_drop and "8B" in on_site
 
 
 def test_a_lesson_of_60_or_90_minutes_takes_what_it_says():

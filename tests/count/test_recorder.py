@@ -17,7 +17,7 @@ from three_axes.count import meter, moves, wire
 from three_axes.count.interpose import Call
 from three_axes.count.meter import Recorder
 from three_axes.count.moves import Channel, Operation, Waiting
-from three_axes.count.operators import InBatch, must_send
+from three_axes.count.operators import InBatch
 
 # The recorder keeps weak references to groups: a class allows them, a SimpleNamespace does not.
 GROUP = type("Group", (), {"group_name": "of two"})()
@@ -347,16 +347,3 @@ def test_the_box_holds_the_last_collective_for_other_processes(around):
         file.seek(0)
         assert file.read() == bytes(meter.BOX_BYTES)
     assert [(made.op, made.root) for (made,) in seen[:2]] == [("all_reduce", None), ("recv", 1)]
-
-
-def test_an_uneven_all_to_all_keeps_its_own_part():
-    assert must_send("alltoall_base_", (0, 0, 0, 0, [1, 3]), 8.0, 2, 0, 0) == 6
-
-
-def test_a_recorder_that_is_off_counts_nothing(around):
-    recorder = Recorder(on=False)
-    recorder.sockets.hidden = {"greeted": 900}
-    recorder.find_connections(GROUP)
-    recorder.spans.append("kept")
-    report = recorder.stop()
-    assert recorder.sockets.hidden and report.spans == ["kept"] and (report.rows, report.wire) == ([], None)

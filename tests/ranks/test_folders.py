@@ -22,13 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ONE_CALL = "from helpers import World; print(World(2).run(lambda: 7))"
 
 
-class Exits:
-    """An object that ends the process which unpickles it."""
-
-    def __reduce__(self):
-        return exit, (3,)
-
-
 def frozen_while_it_sends():
     """Rank 0 is stopped while it sends a large result."""
     from threading import Timer
@@ -83,18 +76,6 @@ def test_a_rank_that_stops_while_it_sends_does_not_hold_the_call(world):
 
 
 @linux
-def test_a_stopped_rank_is_silent_and_not_stuck(world):
-    def stops():
-        import torch.distributed as dist
-
-        os.kill(os.getpid(), signal.SIGSTOP) if dist.get_rank() == 1 else dist.barrier()
-
-    with pytest.raises(RankError, match="rank 1 was stopped, by SIGSTOP") as caught:
-        world.run(stops, timeout=1)
-    assert caught.value.kind == "timeout"
-
-
-@linux
 @pytest.mark.slow
 def test_the_fork_server_that_is_killed_is_named():
     """In a separate kernel: the ranks of all its worlds are lost."""
@@ -108,11 +89,6 @@ def test_the_fork_server_that_is_killed_is_named():
         "    print(world.run(lambda: 2))"
     ).stdout
     assert said.count("the process that forks all ranks is gone") == 2 == said.count("\n[2, 2]"), said
-
-
-def test_a_result_that_exits_ends_nothing(world):
-    with pytest.raises(RankError, match="cannot be read in the notebook: SystemExit: 3"):
-        world.run(Exits)
 
 
 def test_a_rank_without_descriptors_says_its_own_error():

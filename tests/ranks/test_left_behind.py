@@ -6,7 +6,6 @@ import gc
 import itertools
 import multiprocessing.util
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -111,52 +110,6 @@ def test_a_kernel_that_is_killed_leaves_no_process_after_ten_seconds(moment, num
     assert pids and all_end(pids, within=10)
 
 
-# A run of tests whose only test starts a process and waits.
-A_RUN = """
-import os, subprocess, sys
-import run_all
-run_all.outlive()
-test = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
-run_all.run([sys.executable, "-c", test], 1, env=dict(os.environ, **dict([run_all.MARK])))
-"""
-
-
-@linux
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_of_tests_that_is_killed_leaves_no_process_after_ten_seconds(number):
-    run = start("-c", A_RUN, cwd=ROOT / "tests")
-    sleeps = int(run.stdout.readline())
-    run.send_signal(number)
-    run.wait(10)
-    assert all_end([sleeps], within=10)
-
-
-TESTS = """
-import time
-def test_fails(): assert False
-def test_hangs(): time.sleep(600)
-def test_fails_too(): assert False
-"""
-A_LONG_RUN = """
-import os, sys
-import run_all
-command = [sys.executable, "-m", "pytest", "-p", "conftest", "-n2", *sys.argv[1:]]
-sys.exit(run_all.run(command, 20 / 60, env=dict(os.environ, **dict([run_all.MARK]))))
-"""
-
-
-@pytest.mark.slow
-@linux
-def test_a_run_of_tests_that_meets_its_deadline_first_prints_which_failed(tmp_path):
-    (tmp_path / "test_three.py").write_text(TESTS)
-    run = start("-c", A_LONG_RUN, str(tmp_path), cwd=ROOT / "tests")
-    printed = run.communicate(timeout=100)[0]
-    before, after = printed.split("failed before the deadline:\n")
-    assert run.returncode and "not over after" not in before and "not over after" in after, printed
-    names = re.findall(r"(?m)^  \S+::(\w+)$", after)
-    assert sorted(names) == ["test_fails", "test_fails_too"], printed
-
-
 def starts_a_pool():
     """A server that the rank starts forks the process."""
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver"))
@@ -239,18 +192,6 @@ def test_a_stop_before_the_first_world_harms_no_world(seconds, press):
         print(World(2).run(lambda: 1))
     """)
     assert said == ["[1, 1]"]
-
-
-@pytest.mark.slow
-def test_a_function_that_says_torch_and_ops_travels():
-    """In a kernel that has imported only what makes a World."""
-    assert printed("""
-        import cloudpickle, torch
-        import helpers.ranks.world
-        def schedule_of(x): return torch.zeros(1), x.ops
-        cloudpickle.loads(cloudpickle.dumps(schedule_of))
-        print("well")
-    """) == ["well"]
 
 
 @pytest.mark.slow
@@ -347,18 +288,3 @@ def test_a_script_ends_while_a_call_runs_in_another_of_its_threads():
     """)[::-1]
     assert said == ["this World(2) was closed while its call ran"]
     assert not alive(map(int, pids.split()))
-
-
-@linux
-def test_a_world_made_in_a_forked_child_leaves_no_folder():
-    folder, kept = printed("""
-        import multiprocessing, os
-        from helpers import World
-        def makes():
-            world = World(1)
-            print(world._folder, flush=True)
-        child = multiprocessing.get_context("fork").Process(target=makes)
-        child.start(), child.join(60)
-        print(child.exitcode, flush=True)
-    """)
-    assert kept == "0" and not os.path.exists(os.path.dirname(folder))

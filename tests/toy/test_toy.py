@@ -319,15 +319,6 @@ def test_equal_seeds_are_equal_and_leave_the_generator_alone():
     assert not torch.equal(a[1].mlp.up.weight, c[1].mlp.up.weight)
 
 
-def test_the_sizes_that_notebooks_count_on():
-    same = lambda one, other: all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
-    experts = toy.Experts(8)
-    assert same(toy.ToyTransformer(), toy.ToyTransformer(hidden=256, heads=4, layers=4, seq_len=64, seed=0))
-    assert same(experts, toy.Experts(8, experts=4, k=2, seed=0)) and (experts.number, experts.k) == (4, 2)
-    assert all(map(torch.equal, toy.make_batch(), toy.make_batch(8, 32, 0)))
-    assert toy.make_batch()[0].shape == (8, 32)
-
-
 def test_stand_ins_for_computation_wait_the_given_seconds(monkeypatch):
     slept = []
     monkeypatch.setattr("time.sleep", slept.append)
