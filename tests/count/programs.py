@@ -1,4 +1,4 @@
-"""Random programs of ranks: a model follows all their interleavings, and real ranks run them.
+"""Random programs of ranks: a model follows all their interleavings.
 
 A program has 2 to 4 ranks. It calls collectives in several groups, sends, and receives (some from any rank),
 and waits for operations that it started. It has no second thread and no time limit.
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
-from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
@@ -215,10 +213,10 @@ class Model:
         return seen
 
 
-def check(program: Program) -> bool:
-    """Whether the program always ends. Raises AssertionError if the reading is wrong in some state."""
+def check(program: Program) -> None:
+    """Raises AssertionError if the reading is wrong in some state of the program."""
     model = Model(program)
-    reading, always = cache(model.reading), True
+    reading = cache(model.reading)
     for state in model.reached():
         found, nexts = reading(state), model.steps(state)
         ends = all(model.has_ended(r, state) for r in range(model.n))
@@ -228,59 +226,4 @@ def check(program: Program) -> bool:
             unlike = any(c.kind == "recv_any" or (any_source(c), c.source) in model.takes for c in channels)
             assert unlike, ("not read as a hang", program, state)
         assert not (ends and found), ("has ended", program, state)
-        always &= ends or bool(nexts)
         assert not (found and model.can_go_on(state)), ("it can go on", program, state, str(found))
-    return always
-
-
-# -- on real ranks --------------------------------------------------------------------------------
-
-
-def can_run(program: Program) -> bool:
-    """Whether real ranks can run the program: if it hangs, its states must read as a hang."""
-    from_anybody = any(isinstance(s, Begin) and s.op == "recv_any" for steps in program for s in steps)
-    return not from_anybody or check(program)
-
-
-def run(program: Program) -> None:
-    """Run this rank's part of the program."""
-    import torch
-    import torch.distributed as dist
-
-    groups = {"world": dist.group.WORLD}
-    begun = [step for steps in program for step in steps if isinstance(step, Begin)]
-    for name, members in sorted({(step.channel.group, step.channel.members) for step in begun}):
-        if name not in groups:
-            groups[name] = dist.new_group(members)
-    works = []
-    for step in program[dist.get_rank()]:
-        if isinstance(step, Begin):
-            x, group, peer = torch.ones(NUMBERS), groups[step.channel.group], step.root
-            if step.op in ("send", "recv", "recv_any"):
-                begin = dist.isend if step.op == "send" else dist.irecv
-                works.append(begin(x, None if step.op == "recv_any" else peer, tag=step.channel.tag))
-            else:
-                given = {"barrier": (), "all_reduce": (x,)}.get(step.op, (x, peer))
-                works.append(getattr(dist, step.op)(*given, group=group, async_op=True))
-        if isinstance(step, Wait) or step.waits:
-            works[step.begun if isinstance(step, Wait) else -1].wait()
-
-
-def on_ranks(programs: Iterable[Program]) -> list[float]:
-    """Run programs on real ranks. Returns the seconds from the last operation to the error, of each hang."""
-    from helpers.ranks.failure import RankError
-    from helpers.ranks.world import World
-
-    worlds, seconds = {n: World(n, timeout=60) for n in (2, 3, 4)}, []
-    for program in programs:
-        ends = check(program)
-        try:
-            worlds[len(program)].run(run, program)
-            assert ends, program
-        except RankError as e:
-            assert not ends and e.kind == "deadlock", (program, str(e))
-            last = [s.where["in"]["at"] for s in e.seen if s.where and s.where["in"]]
-            seconds += [time.monotonic() - max(last)] if last else []
-    for world in worlds.values():
-        world.close()
-    return seconds

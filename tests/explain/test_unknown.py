@@ -35,25 +35,6 @@ def marked(lasts: float, n: int = 1) -> list[dict]:
     return [x("user_annotation", f"ProfilerStep#{i}", i * lasts, lasts, 1) for i in range(n)]
 
 
-def test_a_trace_of_older_words_is_read(tmp_path):
-    """PyTorch 1.8 wrote Kernel, Memcpy, Runtime and Operator, and the loader's range as an operator."""
-    begun = lambda kind, name, i, *when: x(kind, name, *when, correlation=i)
-    host = lambda kind, name, i, *when: x(kind, name, *when, "1", correlation=i)
-    events = [
-        x("Operator", "ProfilerStep#1", 0, 1000, "1"),
-        x("Operator", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 400, "1"),
-        *(host("Runtime", "cudaMemcpyAsync", 1, 405, 20), begun("Memcpy", "Memcpy HtoD", 1, 410, 50)),
-        *(host("Runtime", "cudaLaunchKernel", 2, 455, 5), begun("Kernel", "gemm", 2, 460, 340)),
-        x("Operator", "Optimizer.step#SGD.step", 500, 100, "1"),
-        *(host("Runtime", "cudaLaunchKernel", 3, 550, 5), begun("Kernel", "gemm", 3, 800, 200)),
-    ]
-    made = explained(tmp_path, events)
-    parts = {part: round(1e6 * s) for part, s in made.splits[0].parts.items() if s}
-    waiting = {"waiting for data": 400, "waiting for Python": 10}
-    assert parts == dict(compute=340, optimizer=200, copies=50) | waiting
-    assert "the loader has no batch ready" in made.advice[0].text
-
-
 def test_idle_has_no_cause_where_launches_are_missing(tmp_path):
     events = marked(1000) + [x("kernel", "gemm", 100 * i, 60) for i in range(10)]
     made = explained(tmp_path, events)

@@ -25,16 +25,11 @@ _BETWEEN = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _HOST = re.compile(r"(.+)_\d+\.\d+(?:\.pt)?\.trace\.json")  # torch's name of a trace: host, process, time
 _RANK = re.compile(r"rank[-_ ]?(\d{1,9})", re.I)
-# An event's category -> kind of GPU event. Traces before PyTorch 1.10 use other categories.
-GPU = {"kernel": "kernel", "gpu_memcpy": "gpu_memcpy", "gpu_memset": "gpu_memset"}
-GPU |= {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
+GPU = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of a GPU's events
 CALLS = ("runtime", "driver")  # how the categories of the host's calls end: "cuda_runtime", "Runtime"
 STRANGE = ("mtia", "hpu", "privateuse1", "xpu", "glow")  # devices whose events are not read
-OPERATORS = ("cpu_op", "operator")
 BACKWARD = ("ackward", "bwd", "_grad", "autograd::engine", "Optimizer.step")  # in names of training only
 NOTES = ("user_annotation", "gpu_user_annotation")
-# Annotations by name, because older traces list them as operators.
-NOTED = ("enumerate(DataLoader)", "ProfilerStep", "Optimizer.step#", "nccl:", "gloo:")
 
 
 @dataclass(slots=True)
@@ -116,19 +111,18 @@ def read(path: str) -> Trace:
             launches_something = kind.endswith(CALLS)
             devices = called if launches_something else strange
             devices.update(device for device in STRANGE if kind.startswith(device))
-            operators |= kind in OPERATORS
+            operators |= kind == "cpu_op"
             backward |= any(word in name for word in BACKWARD)
-            is_note = kind in NOTES or name.startswith(NOTED)
-            if not (launches_something or is_note or kind in GPU or kind in OPERATORS and not gpu):
+            if not (launches_something or kind in NOTES or kind in GPU or kind == "cpu_op" and not gpu):
                 continue
             event = _event(file, found, names.setdefault(name, name))
             if kind in GPU:
-                gpu.append((GPU[kind], event))
+                gpu.append((kind, event))
                 gpus.add(str(found.get("pid")))
             elif launches_something:
                 call = HostCall(event.name, event.start, event.end, event.thread)
                 launches[event.args.get("correlation")] = call
-            elif is_note:
+            elif kind in NOTES:
                 event.thread = None if kind == "gpu_user_annotation" else event.thread
                 notes.append(event)
             else:
