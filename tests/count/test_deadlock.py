@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from helpers import World, draw
 from helpers.ranks import current
 from helpers.ranks.failure import RankError
-from three_axes.count.deadlock import Stillness, read
+from three_axes.count.deadlock import read
 from three_axes.count.moves import Channel, Moves, Operation, Snapshot, Waiting
 from three_axes.paper.collectives import needs
 
@@ -81,19 +81,6 @@ def test_only_the_smallest_set_of_ranks_is_named():
     waits_for = lambda r, other: rank(of_five(r, other), stands=[0], needs=(other,))
     of_three, of_two = [waits_for(r, (r + 1) % 3) for r in range(3)], [waits_for(3, 4), waits_for(4, 3)]
     assert read(of_three + of_two).ranks == [3, 4]
-
-
-def test_each_step_of_a_rank_raises_its_count_of_moves():
-    moves, seen = Moves(), []
-    for step in (
-        lambda: moves.begin(ALL, ""),
-        lambda: moves.wait_begins(lambda: Waiting(())),
-        moves.wait_ends,
-        lambda: moves.take_back(ALL),
-    ):
-        step()
-        seen.append(moves.snapshot().moves)
-    assert seen == sorted(set(seen))
 
 
 def test_a_rank_that_has_finished_never_comes():
@@ -265,15 +252,3 @@ def begins_late():
 def test_a_rank_that_has_not_begun_the_call_is_not_judged_by_the_one_before(world):
     world.run(begins_late)
     assert world.run(lambda: dist.all_reduce(torch.ones(4))) is not None
-
-
-def test_polls_count_from_the_first_that_finds_a_reading_without_a_movement():
-    stuck = [rank(ALL), rank(ALL), rank(ALL, ALL, stands=[1], needs=(0, 1))]
-    moved = stuck[2]._replace(moves=(7,))
-    busy, stillness = Snapshot((1,)), Stillness()
-    seen = []
-    for last in (busy, stuck[2], stuck[2], stuck[2], None, stuck[2], stuck[2], moved, moved):
-        stillness.add([*stuck[:2], last])
-        seen.append(stillness.polls)
-    assert seen == [0, 0, 1, 2, 0, 0, 1, 0, 1]
-    assert stillness.reading.kind == "absent"
