@@ -3,6 +3,9 @@
 A collective is an operator of PyTorch's library `c10d`, whether `dist.all_reduce`, DDP's C++ code, FSDP,
 DTensor or a pipeline issues it. The interposer replaces only these few operators, so arithmetic runs at full
 speed. It is installed only while there are listeners.
+
+The meter is one of these, and counts bytes. When nothing is under way, the bytes since the last such moment
+belong to the only row begun since; with two rows, to neither.
 """
 
 from __future__ import annotations

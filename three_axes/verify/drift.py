@@ -4,6 +4,7 @@ summaries of the ranks' tensors, and needs no process group.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -87,9 +88,9 @@ class Copies:
         before, self._apart = self._apart, self._states_apart(now)
         for name in sorted(before & self._apart):
             owner = name.rpartition(OF)[2]
-            if not differing[owner]:
-                if all(changed(owner, rank) for group in self.groups[owner] for rank in group):
-                    self.left.setdefault(name, SHARDED)
+            ranks = itertools.chain(*self.groups[owner])
+            if not differing[owner] and all(changed(owner, rank) for rank in ranks):
+                self.left.setdefault(name, SHARDED)
         self._last = now
         return found
 

@@ -1,4 +1,4 @@
-"""Compares the inputs and targets of the ranks with those of the twin, the whole model on one device."""
+"""Compares the inputs of the ranks with those of the twin, the whole model on one device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .record import Step
 
 
 def of_inputs(ranks: Mapping[int, Step], twin: Step) -> Cause | None:
-    """Why the rows or targets of all ranks together are not the twin's; None if they are, or if they cannot
-    be compared. ranks, twin: the steps, of which `inputs` and `targets` are read.
+    """Why the rows of all ranks together are not the twin's; None if they are, or if they cannot be compared.
+    ranks, twin: the steps, of which `inputs` are read.
     """
     whole = _rows(twin.inputs)
     if whole is None or len({row.numpy().tobytes() for row in whole}) < len(whole):
@@ -26,7 +26,7 @@ def of_inputs(ranks: Mapping[int, Step], twin: Step) -> Cause | None:
     if not rows:
         return None
     holders = {i: [rank for rank, mine in rows.items() if i in mine] for i in range(len(whole))}
-    return _of_holders(holders) or _of_targets(rows, ranks, twin, len(whole))
+    return _of_holders(holders)
 
 
 def _rows(inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -50,37 +50,3 @@ def _of_holders(holders: Mapping[int, list[int]]) -> Cause | None:
         words = f"{rows_text(several)} went into {ranks_text(holders[several[0]])}, others into {fewest} rank"
         return Cause("rows repeated", text=words + "s" * (fewest > 1) + ": the ranks' parts overlap")
     return None
-
-
-def _of_targets(rows: Mapping[int, list[int]], ranks: Mapping[int, Step], twin: Step, n: int) -> Cause | None:
-    """A cause if a row has other targets than in the twin. rows: rank -> the numbers of its rows. n: the rows
-    of the whole batch.
-    """
-    whole = _targets(twin.targets, n)
-    for rank, mine in rows.items():
-        targets = _targets(ranks[rank].targets, len(mine))
-        if whole is None or targets is None or targets.shape[1:] != whole.shape[1:]:
-            continue
-        wrong = [(i, row) for i, row in zip(mine, targets) if not torch.equal(row, whole[i])]
-        if wrong:
-            i, row = wrong[0]
-            others = [j for j in range(n) if torch.equal(row, whole[j])]
-            text = f"on rank {rank} {rows_text([i])} is scored by "
-            if others:
-                text += f"the targets of {rows_text(others[:1])}: labels are cut otherwise than the inputs"
-            else:
-                off = int((row != whole[i]).sum())
-                text += f"targets that are not the twin's, {off} of {row.numel()}: cut, shifted or masked"
-            return Cause("targets", text=text)
-    return None
-
-
-def _targets(targets: Sequence[tuple[torch.Tensor, int]], n: int) -> torch.Tensor | None:
-    """(n, targets of a row), −1 for each target that the loss ignores; None if they do not fit n rows."""
-    flat = [
-        torch.where(t == ignored, -1, t).flatten() if not t.is_floating_point() else t.flatten()
-        for t, ignored in targets
-    ]
-    if not flat or not n or sum(map(len, flat)) % n or len({each.dtype for each in flat}) > 1:
-        return None
-    return torch.cat(flat).view(n, -1)

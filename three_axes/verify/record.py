@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.overrides import TorchFunctionMode
 
 from .. import pytorch_private
 from ..count.interpose import Listener
@@ -22,11 +20,6 @@ WRAPPERS = re.compile(
     r"(^|(?<=\.))(module|_orig_mod|_forward_module|_original_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)"
 )  # parts of a parameter's name that DDP, FSDP and torch.compile add
 DROPOUTS = nn.modules.dropout._DropoutNd
-# Functions whose targets are recorded.
-LOSSES = (
-    F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss,
-    F.binary_cross_entropy, F.binary_cross_entropy_with_logits,
-)  # fmt: skip
 
 Tensors = dict[str, torch.Tensor]
 
@@ -41,7 +34,7 @@ class Step:
     outputs: module -> the output of each of its calls. places: for DTensors, the indices of a shard's
     elements in the whole. eps: of the coarsest type of weights, outputs and loss. sent: parameter -> (axis,
     collective) for each collective that received its gradient. inputs: the first tensor of each call of the
-    model from outside. targets: of PyTorch's losses (`Scored`).
+    model from outside.
     """
 
     loss: float | None = None
@@ -55,7 +48,6 @@ class Step:
     eps: float = 0.0
     sent: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     inputs: list[torch.Tensor] = field(default_factory=list)
-    targets: list[tuple[torch.Tensor, int]] = field(default_factory=list)
 
 
 def plain_name(name: str) -> str:
@@ -87,23 +79,6 @@ class SentListener(Listener):
         return {name: by_memory[at] for name, at in memory.items() if at in by_memory}
 
 
-class Scored(TorchFunctionMode):
-    """A block in which the targets of PyTorch's losses are recorded, as (target, its `ignore_index`)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.targets: list[tuple[torch.Tensor, int]] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func in LOSSES:
-            target = kwargs.get("target", args[1] if len(args) > 1 else None)
-            if type(target) is torch.Tensor:
-                kept = target.detach().to("cpu", copy=True)
-                self.targets.append((kept, kwargs.get("ignore_index", -100)))
-        return func(*args, **kwargs)
-
-
 class StepRecorder:
     """Runs and records the steps of a model and its optimizer. built: the result of `build`. names: a local
     name -> the whole model's name. zeroes: whether to set gradients to zero after each step; False if the
@@ -131,8 +106,7 @@ class StepRecorder:
         """Run and record a step: step(model) computes gradients, and may clip them; then the optimizer steps,
         if there is one. Dropouts are switched off.
 
-        outputs: record the modules' outputs, the model's inputs and the losses' targets. sent: a listener
-        that was added before the step.
+        outputs: record the modules' outputs and the model's inputs. sent: a listener, added before the step.
         """
         seen = Step(before=self._after or self._weights())
         with self._without_dropout(), self._clipping(seen):
@@ -181,7 +155,7 @@ class StepRecorder:
 
     @contextmanager
     def _inputs(self, seen: Step, on: bool) -> Iterator[None]:
-        """In this block, record the inputs of the model, and the targets of PyTorch's losses."""
+        """In this block, record the inputs of the model."""
         if not on:
             yield
             return
@@ -200,9 +174,7 @@ class StepRecorder:
         hooks = [module.register_forward_pre_hook(enters, with_kwargs=True) for module in modules]
         hooks += [module.register_forward_hook(leaves, always_call=True) for module in modules]
         try:
-            with Scored() as scored:
-                yield
-            seen.targets = scored.targets
+            yield
         finally:
             for handle in hooks:
                 handle.remove()
