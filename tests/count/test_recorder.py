@@ -3,8 +3,6 @@ PyTorch's functions) would make, so every number is known.
 """
 
 import ctypes
-import json
-import tempfile
 import threading
 import time
 from _thread import start_new_thread
@@ -313,37 +311,3 @@ def test_the_last_operations_of_each_channel_are_remembered(around):
     assert begun[of_all].signature(moves.KEPT + 1) == "all_reduce of float32[100]"
     recorder.moves.take_back(of_all)
     assert begun[of_all].count == moves.KEPT and begun[of_all].signature(moves.KEPT + 1) is None
-
-
-def test_the_box_holds_the_last_collective_for_other_processes(around):
-    seen = []
-    with tempfile.TemporaryFile() as file:
-        recorder = Recorder(box=file.fileno())
-        recorder.watch = lambda *calls: seen.append(calls)
-        around.clock.now = 3.0
-        work = issue(recorder, call(first=(2, 50)))
-        assert recorder.pending()["op"] == "all_reduce"
-        work.done = True
-        assert recorder.pending() is None
-        around.interposer.is_issuing = True  # some backends return only after the collective has ended
-        assert recorder.pending()["op"] == "all_reduce"
-        issue(recorder, call("recv", "pp", root=1, first=(2, 50)))
-        text = file.read()
-        assert len(text) == meter.BOX_BYTES
-        last = json.loads(text.rstrip(b"\0"))
-        file_, _, function = last.pop("line")
-        assert file_.endswith("test_recorder.py") and function == "issue"
-        expected = dict(op="recv", axis="pp", number=2, at=3.0, peer=1, needs=[5], shape=[2, 50])
-        channel = ["recv", "of two", [4, 5], 5, 4, 0]
-        beside = dict(rank=4, channel=channel, nth=1, signature="100 float32")
-        assert last == expected | {"dtype": "float32"} | beside
-        issue(recorder, call("broadcast", root=1))
-        assert recorder.last["needs"] == [4, 5]
-        issue(recorder, call("recv"))  # from any rank
-        assert recorder.last["needs"] == [4, 5] and recorder.last["number"] == 4
-        issue(recorder, call("barrier"))
-        assert recorder.last["shape"] is None is recorder.last["dtype"]
-        recorder.start()
-        file.seek(0)
-        assert file.read() == bytes(meter.BOX_BYTES)
-    assert [(made.op, made.root) for (made,) in seen[:2]] == [("all_reduce", None), ("recv", 1)]
