@@ -45,9 +45,6 @@ NOT_FORKED = (
     " in a file and import it, or write num_workers=0."
 )
 NO_KEYBOARD = "breakpoint() and pdb read the keyboard, and the input of a rank is empty"
-NO_LOOPBACK = (
-    "this machine's loopback interface is down, and ranks on the CPU talk over it. As root: ip link set lo up"
-)
 NCCL_ABORT_SECONDS = 2.0  # for NCCL to abort its communicators, before connections are cut
 MESSAGE_SECONDS = 1.0  # for the message 'abort' to arrive: the kernel sends it to the ranks one by one
 
@@ -158,12 +155,7 @@ class Rank:
         rendezvous = os.path.join(self.setup.folder, f"meeting-{generation}")
         own = dict(timeout=timedelta(minutes=30), rank=self.setup.rank, world_size=self.setup.size)
         backend = devices.BACKENDS[self.device.type]
-        try:
-            dist.init_process_group(backend, init_method=f"file://{rendezvous}", **own)
-        except RuntimeError as e:
-            if "Unable to find address for" not in str(e):
-                raise
-            raise SystemExit(NO_LOOPBACK) from None
+        dist.init_process_group(backend, init_method=f"file://{rendezvous}", **own)
         self.recorder.find_connections(dist.group.WORLD)  # once, not in every call
         if self.setup.fabric:
             interposer.use(Fabric(self.setup.fabric, self.setup.folder, generation))
