@@ -303,14 +303,6 @@ def test_make_installs_nothing_where_bin_is_given(target):
     assert "install" not in given.stdout and "venv" not in given.stdout
 
 
-@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
-def test_make_site_says_what_it_installs_and_how_long(tmp_path):
-    command = ["make", "-n", "site", f"VENV={tmp_path / 'new'}"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-    assert "once: 230 MB on disk, a minute or two. No torch." in printed
-    assert printed.index("once: ") < printed.index("[pages]") < printed.index("one to three minutes")
-
-
 # -- where make takes torch from -----------------------------------------------------------------------
 
 
