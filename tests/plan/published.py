@@ -276,7 +276,7 @@ def torchtitan(folder: Path) -> Iterator[Run]:
     for r in rows_of(folder / "torchtitan_benchmarks.csv"):
         if r["precision"] != "bf16":
             continue
-        plain = FRAMEWORKS["torchtitan"]
+        plain = validation.TORCHTITAN_2024
         compiled = "compile" in r["technique"] or r["table"] == "async2025"
         hides = (*plain.hides, *["input gradients"] * r["technique"].startswith("async"))
         framework = plain.but(fused=compiled, hides=hides)

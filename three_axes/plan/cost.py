@@ -343,7 +343,8 @@ def _fsdp(job: Job, layout: Layout, c: Constants, m, both, backward, took: dict[
 
 # Term -> its formula in words, which `estimate --explain` prints.
 FORMULAS = {
-    "matrices": "m · L/p · (3, 4 with full recompute) · [FLOPs/achievable + bytes/bandwidth] / efficiency",
+    "matrices": "m · L/p · (3, with full recompute 4, less if it stops early) · [FLOPs/achievable"
+    " + bytes/bandwidth] / efficiency",
     "experts": "m · L/p · (3, 4) · [FLOPs of k experts a token/achievable + bytes/bandwidth] / efficiency",
     "attention": "m · L/p · 4·s²·b·h/t FLOPs forward, half if fused, and 2 (fused 2.5) times backward",
     "elementwise": "m · L/p · 3 · the bytes of norms, residuals, dropout and activation function",

@@ -20,7 +20,7 @@ ROUTER = "choice of experts"  # the operation whose result the host may wait for
 def feed_forward(at: LayerOnRank, eager: bool, last: tuple[str, ...]) -> list[Op]:
     """The operations from the output of a layer's second norm to the sum over the tensor-parallel ranks.
     eager: the activation function takes a kernel for each of PyTorch's operations. last: the recompute
-    policies under which the sum is computed again.
+    policies under which a layer's end is computed again.
     """
     if not (e := at.model.experts):
         return dense(at, at.model.ffn, eager, last)
@@ -41,12 +41,15 @@ def dense(at: LayerOnRank, width: int, eager: bool, last: tuple[str, ...]) -> li
     model, t, sb, h, x = at.model, at.layout.tp, at.tokens, at.model.hidden, at.x
     inside, inputs = at.job.framework.holds.number_bytes * sb * width / t, at.gathered(x)
     recomputed = ("per-op", "full")
+    # What follows the last product may need its result: dropout, a norm, an adapter's sum, routed experts.
+    ends = model.bare and model.norms == 2 and not model.experts
+    again = last if ends and not (at.job.lora and at.job.lora.adapts("down")) else ("full",)
     matrix = partial(at.product, block="feed-forward")
     if model.gated:
         gate = matrix("gate", sb, h, width / t, keeps=Kept(per_op=inside))
         of_up = Kept(inputs, modules=0.0)
         up = matrix("up", sb, h, width / t, first=False, keeps=of_up, recomputed=recomputed)
-        kept: dict[str, Any] = dict(keeps=Kept(at.narrow(inside), per_op=x / at.parts))
+        kept: dict[str, Any] = dict(keeps=Kept(at.narrow(inside), per_op=x / at.parts), recomputed=again)
     else:
         gate, up = [], matrix("up", sb, h, width / t, keeps=Kept(inputs, per_op=inside, modules=0.0))
         kept = dict(keeps=Kept(at.narrow(inside)), recomputed=recomputed)

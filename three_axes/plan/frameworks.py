@@ -144,7 +144,9 @@ class Sends:
     regathers: bool = True  # sequence parallelism gathers a matrix's input again for backward: it is not kept
     merged: bool = True  # input gradients of q, k and v, and of gate and up, are summed, then reduced
     splits_sends: bool = True  # a tp rank sends its part of an activation to the next stage, not all of it
-    whole_recompute: bool = True  # recomputing also runs a layer's last collective, for an unused result
+    # Full recompute runs a layer to its end: also its last product and collective, which nobody needs.
+    # PyTorch's checkpoint without reentry stops before them (set_checkpoint_early_stop; on by default).
+    whole_recompute: bool = True
     reduces_each: bool = True  # ZeRO-2 and 3 reduce gradients in every microbatch
     reduces_whole: bool = False  # ZeRO-1 and 2 all-reduce gradients, and each rank keeps its part
     fsdp: bool = False  # ZeRO-3 is PyTorch's FSDP, whose overlap was measured: see `cost`
@@ -290,8 +292,8 @@ MEGATRON = Framework(
 TORCHTITAN = Framework(
     name="torchtitan",
     source="parallel_dims.py (pp, dp, cp, tp), job_config.py (bfloat16 copies of float32 parameters,"
-    " float32 reductions), fsdp.py (no resharding in a pipeline), activation_checkpoint.py; FSDP2, no"
-    " compiler",
+    " float32 reductions), fsdp.py (no resharding in a pipeline), activation_checkpoint.py (early_stop=False,"
+    " since its pull request 1580 of August 2025); FSDP2, no compiler",
     # reserves: peak reserved over peak active of seven runs of PyTorch's FSDP, 1.07 to 1.35, median 1.26
     # (llama-cookbook, pull requests 41, 165 and 650, issue 120). With expandable segments, which torchtitan's
     # own script sets, less is reserved.
@@ -305,7 +307,9 @@ TRANSFORMERS = TORCHTITAN.but(
     source="models/qwen3/modeling_qwen3.py at 000c33f (a norm keeps a float32 copy of its input and what its"
     " weight multiplies; positions one operation at a time), loss/loss_utils.py at 0114da0 (float32 scores),"
     " integrations/sdpa_attention.py at 00c238b; FSDP2 around each layer, embedding and head, with float32"
-    " parameters and bfloat16 computing, as Accelerate's utils/fsdp_utils.py at 16cb6eb has it; no compiler",
+    " parameters and bfloat16 computing, as Accelerate's utils/fsdp_utils.py at 16cb6eb has it, and recompute"
+    " without reentry (accelerator.py); no compiler",
+    whole_recompute=False,
     norm_bytes=6,
     axes=("dp",),
     recomputes=("none", "full"),
@@ -343,7 +347,8 @@ FRAMEWORKS: dict[str, Framework] = {
         TRANSFORMERS.but(
             name="transformers-ddp",
             source=f"{TRANSFORMERS.source}; DistributedDataParallel, or one GPU, under autocast: bfloat16"
-            " copies of float32 weights, norms whole in float32, and buckets beside the gradients",
+            " copies of float32 weights, norms whole in float32, and buckets beside the gradients; recompute"
+            " without reentry (modeling_utils.py, since pull request 43203 of January 2026)",
             weight_bytes=6,
             norm_bytes=8,
             buckets=True,

@@ -38,6 +38,8 @@ MEGATRON_2022 = MEGATRON.but(fused_attention=False, hides=("input gradients",))
 MEGATRON_2021 = MEGATRON_2022.but(hides=(), fused_sums=False)
 # Llama 3's paper does not say that anything else, such as TP's collectives, runs under computation.
 META = MEGATRON.but(hides=("gradients", "updated weights"))
+# Until August 2025 torchtitan's recompute stopped before a layer's last product (its pull request 1580).
+TORCHTITAN_2024 = FRAMEWORKS["torchtitan"].but(whole_recompute=False)
 DEEPSPEED_2021 = FRAMEWORKS["deepspeed"].but(fused_attention=False, fused_sums=False)
 # Fields that the layouts of Narayanan 2021, BLOOM and MT-NLG share.
 PLAIN: dict[str, Any] = dict(recompute="full", sequence_parallel=False)
@@ -213,7 +215,7 @@ def _torchtitan():
     """
     for r in rows_of("torchtitan_2024_a100.csv"):
         n, b = int(r["gpus"]), int(r["microbatch_seqs"])
-        job = Job(MODELS[r["model"]], A100, n * b, int(r["seq_len"]), FRAMEWORKS["torchtitan"])
+        job = Job(MODELS[r["model"]], A100, n * b, int(r["seq_len"]), TORCHTITAN_2024)
         layout = Layout(dp=n, microbatch=b, zero=3, recompute=r["recompute"])
         yield seconds(job, layout), b * job.seq_len / float(r["tokens_per_gpu_per_s"]), job, n
 
