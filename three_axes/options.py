@@ -96,7 +96,7 @@ def _job(sub: argparse.ArgumentParser, many: str | None) -> None:
     help = "of matrix products (%(default)s)"
     sub.add_argument("--precision", choices=PRECISIONS, default="bf16", help=help)
     sub.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank only")
-    help = f"switches that are off in every framework: {', '.join(SWITCHES)}"
+    help = f"what the framework does not do by itself: {', '.join(SWITCHES)}"
     several: dict[str, Any] = dict(nargs="+", choices=SWITCHES, metavar="ONE")
     sub.add_argument("--with", dest="switches", default=[], help=help, **several)
     help = "a step that you measured: its seconds, or 1,100tokens/s of one GPU; in plan, of the best layout"

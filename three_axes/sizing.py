@@ -31,6 +31,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "8-bit-adam": {"eight_bit": True},
     "offload": {"offload": True},
     "chunked-loss": {"loss_chunks": 8},
+    "sync-each-batch": {"reduces_each": True},
     "4-bit": {},  # changes no framework's record: it belongs to LoRA, whose frozen weights have 4 bits
 }
 
@@ -41,6 +42,8 @@ def job_of(args) -> Job:
     unchanged = find_framework(args.framework)
     if "compiled" in args.switches and unchanged.runs.fused:
         raise ValueError(f"{unchanged.name}'s layers are fused already: leave compiled out of --with")
+    if "sync-each-batch" in args.switches and unchanged.name != "transformers":
+        raise ValueError(f"sync-each-batch is a switch of transformers, and --framework is {unchanged.name}")
     if args.command == "plan":
         piped = [zero for zero in args.zero or () if zero in unchanged.offers.zeros_in_pipeline]
         asked = {"schedules": args.schedule, "recomputes": args.recompute, "zeros": args.zero}
@@ -117,6 +120,7 @@ def _inputs(job: Job) -> dict:
         "eight_bit": holds.eight_bit,
         "offload": holds.offload,
         "loss_chunks": runs.loss_chunks,
+        "reduces_each": job.framework.sends.reduces_each,
         "precision": job.precision,
         "lora": lora,
         "global_batch": job.global_batch,

@@ -185,7 +185,7 @@ NAMES = {
         ckpt-format context-parallel-size cp-comm-type data-parallel-sharding-strategy exp-avg-dtype
         exp-avg-sq-dtype expert-model-parallel-size expert-tensor-parallel-size fp4-format fp8-format
         fp8-recipe global-batch-size grad-reduce-in-bf16 micro-batch-size moe-grouped-gemm
-        moe-token-dispatcher-type num-distributed-optimizer-instances
+        megatron-fsdp-main-grads-dtype moe-token-dispatcher-type num-distributed-optimizer-instances
         num-virtual-stages-per-pipeline-rank optimizer-cpu-offload
         overlap-grad-reduce overlap-param-gather pipeline-model-parallel-size recompute-granularity
         recompute-method recompute-modules recompute-num-layers seq-length sequence-parallel
@@ -256,15 +256,21 @@ def test_accelerate_reads_its_file_and_flags_name_settings_elsewhere(tmp_path):
     assert queue not in flags("megatron-lm", b200, Layout(dp=4, tp=2)), "Blackwell needs none"
 
 
-def test_accelerates_flags_have_the_switch_that_the_planned_memory_needs():
-    """Accelerate's FSDP2 holds whole gradients between microbatches, two bytes a parameter, unless told."""
+def test_flags_have_the_switch_that_the_planned_memory_needs():
+    """Accelerate's FSDP2 holds whole gradients between microbatches, unless told to reduce them in each."""
     layout = Layout(dp=8, zero=3)
     job = replace(JOB, framework=FRAMEWORKS["transformers"], global_batch=32)
-    text = flags("accelerate", job, layout)
-    assert "sync_each_batch=True" in text and f"{human(2 * job.model.params)} more on each GPU" in text
-    assert "sync_each_batch" not in flags("accelerate", replace(job, global_batch=8), layout)
-    assert "sync_each_batch" not in flags("accelerate", job, Layout(dp=1, zero=3))
-    assert any("sync_each_batch=True" in warning for warning in estimate(job, layout).warnings())
+    each = replace(job, framework=job.framework.but(reduces_each=True))
+    asked = lambda job, layout: "sync_each_batch=True" in flags("accelerate", job, layout)
+    assert asked(each, layout) and asked(replace(JOB, framework=TITAN), layout) and not asked(job, layout)
+    assert not asked(replace(each, global_batch=8), layout) and not asked(each, Layout(dp=1, zero=3))
+    (said,) = [warning for warning in estimate(job, layout).warnings() if "until the last" in warning]
+    assert human(2 * job.model.params) in said and "--with sync-each-batch" in said
+    assert not any("until the last" in warning for warning in estimate(each, layout).warnings())
+    summed = lambda framework: (
+        "main-grads-dtype fp32" in flags("megatron-lm", replace(JOB, framework=framework), layout)
+    )
+    assert summed(MEGATRON) and not summed(MEGATRON.but(gradient_bytes=2))
 
 
 def test_torchtitan_counts_tokens():
@@ -345,6 +351,11 @@ def test_remedies_are_tried():
     assert plan(seventy, gpus=32).ranked and not plan(seventy, gpus=16).ranked
     assert plan(replace(seventy, lora=Lora(16)), gpus=8).ranked
     assert plan(replace(seventy, framework=MEGATRON.but(offload=True)), gpus=8).ranked
+    # Whole gradients of a 70B take 141 GB; those of one microbatch, without a sum, need its activations.
+    late = replace(seventy, global_batch=512, framework=FRAMEWORKS["transformers"])
+    remedy = "with gradients reduced in each microbatch (--with sync-each-batch)"
+    assert not plan(late, gpus=64).ranked and plan(late, gpus=64).remedies[0] == remedy
+    assert plan(replace(late, framework=late.framework.but(reduces_each=True)), gpus=64).ranked
     only = replace(JOB, global_batch=8, seq_len=32768, framework=MEGATRON.but(recomputes=("none",)))
     tight = plan(only, gpus=4, cp=1)
     assert not tight.ranked and tight.remedies[0] == "with recompute full"

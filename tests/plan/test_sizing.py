@@ -165,6 +165,10 @@ def test_tokens_in_place_of_sequences(output_of, given, batch):
         (f"{PLAN} --train-tokens 15Q", "'15Q' is no number of tokens"),
         (f"{PLAN} --lora 0", "rank of LoRA must be a whole number of at least 1"),
         (f"{PLAN} --with 4-bit", "4-bit weights are frozen ones: give --lora too"),
+        (
+            f"{PLAN} --with sync-each-batch --framework torchtitan",
+            "is a switch of transformers, and --framework is torchtitan",
+        ),
         ("estimate llama-3-8b --shard -2", "shard must be a whole number"),
         ("estimate --pp 4", "give a model, or --pp and --microbatches"),
         ("estimate --pp 4 --microbatches 8 --tp 2", "without a model there is nothing for --tp"),

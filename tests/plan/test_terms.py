@@ -40,11 +40,41 @@ REST, D, M = N - LAYERS, 8, 4  # D replicas, M microbatches
         ("deepspeed", 2, (2 * M + 1) * N),
         ("megatron-lm", 1, 3 * N),  # gradients of four bytes: two elements each
         ("torchtitan", 3, M * (4 * LAYERS + 3 * REST)),
+        ("transformers", 3, M * (2 * LAYERS + REST) + N),  # gradients of two bytes, once
     ],
 )
 def test_bytes_of_data_parallelism(framework, zero, elements):
     job = Job(LLAMA, DGX, D * M, 4096, FRAMEWORKS[framework])
     assert sent(job, Layout(dp=D, zero=zero))["dp"] == pytest.approx((D - 1) / D * 2 * elements)
+
+
+def test_whole_gradients_until_the_last_microbatch():
+    """Accelerate's default holds two bytes a parameter on each rank, and sums them: 6 bytes moved for each.
+    One microbatch, one rank and the switch know no such gradients. What is held after a step is float32.
+    """
+    late = FRAMEWORKS["transformers"]
+    held = lambda d, m, framework=late: stage_memory(
+        Job(LLAMA, DGX, d * m, 4096, framework), Layout(dp=d, zero=3), 0
+    )["gradients"]
+    assert held(D, M) == 2 * N and held(1, M) == 4 * N
+    assert held(D, 1) == held(D, M, late.but(reduces_each=True)) == 4 * N / D
+    copied = lambda m: sum(
+        op.streamed
+        for op in synchronisation(Job(LLAMA, DGX, D * m, 4096, late), Layout(dp=D, zero=3))
+        if op.name == "copies"
+    )
+    weights = 2 * (4 + (4 + 2) / D) * N  # gathered twice: copied out of a buffer, and cast before
+    assert copied(M) - copied(1) == pytest.approx((M - 1) * (weights + 6 * N))
+
+
+def test_one_reduction_takes_less_time_and_hides_under_one_backward_alone():
+    slow = replace(DGX, inter_node_bandwidth=5e9)
+    job = Job(LLAMA, slow, 64 * M, 4096, FRAMEWORKS["transformers"])
+    each = replace(job, framework=job.framework.but(reduces_each=True))
+    took = lambda job: float(step_terms(job, Layout(dp=64, zero=3))["data parallel"])
+    assert took(job) < took(each)
+    one = lambda job: replace(job, global_batch=64)
+    assert took(one(job)) == pytest.approx(took(one(each)))
 
 
 def test_in_a_pipeline_fsdp_gathers_and_reduces_once():

@@ -101,8 +101,8 @@ def _wider(key: tuple[str, str], row: CollectiveCount, job: Job) -> float | None
 def _number(key: tuple[str, str], job: Job) -> int:
     """Bytes of a number that the framework sends: of a gradient, or of an activation or a weight."""
     op, axis = key
-    holds, reduces = job.framework.holds, op in ("all_reduce", "reduce_scatter")
-    return holds.gradient_bytes if reduces and axis in (*WEIGHTS, *ACROSS) else holds.number_bytes
+    gradients = op in ("all_reduce", "reduce_scatter") and axis in (*WEIGHTS, *ACROSS)
+    return job.framework.sent_bytes if gradients else job.framework.holds.number_bytes
 
 
 def _reduced_in_each(key: tuple[str, str], must: float, has: float, job: Job, layout: Layout) -> bool:

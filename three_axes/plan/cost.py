@@ -27,7 +27,7 @@ import numpy as np
 from ..files import find
 from ..paper.axes import AXES
 from ..paper.collectives import all_to_all_seconds, group_seconds, send_seconds
-from .data_parallel import synchronisation, unhidden
+from .data_parallel import synchronisation, unhidden, whole_until_last
 from .feed_forward import ROUTER
 from .job import Job
 from .layout import Layout, spread
@@ -325,19 +325,25 @@ def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[O
 
 def _fsdp(job: Job, layout: Layout, c: Constants, m, both, backward, took: dict[str, Any]):
     """Exposed seconds of FSDP's gathers and scatters. In each microbatch half of the gathers run under its
-    forward, the other half and the scatters under its backward. Nothing hides the first gather and the last
-    scatter. In a pipeline all may run under all that is computed. They slow the computation: a share `slowed`
-    of their seconds counts as exposed.
+    forward, the other half and the scatters under its backward, or all scatters under the last backward.
+    Nothing hides the first gather and the last scatter. In a pipeline all may run under all that is computed.
+    They slow the computation: a share `slowed` of their seconds counts as exposed.
     """
     gathers, scatters = took["gathered weights"], took["gradients"]
     unhidden_of = {"F": 0.0, "I": 0.0}
     for op in unhidden(job, layout):
         unhidden_of[op.phase] = unhidden_of[op.phase] + seconds_of(op, job, layout, c)
-    passes = (gathers / 2, "F", both - backward), (gathers / 2 + scatters, "I", backward)
-    alone = [np.minimum(m * unhidden_of[phase], sent) for sent, phase, _ in passes]
-    exposed = sum(
-        bare + uncovered(sent - bare, m * free, c.slowed) for bare, (sent, _, free) in zip(alone, passes)
+    # Backwards in which gradients are reduced, and those in which they are only summed.
+    reducing = np.where(whole_until_last(job, layout), 1, m)
+    passes = (
+        (gathers / 2, m * unhidden_of["F"], m * (both - backward)),
+        (gathers / 2 * reducing / m + scatters, reducing * unhidden_of["I"], reducing * backward),
+        (gathers / 2 * (1 - reducing / m), 0.0, (m - reducing) * backward),
     )
+    exposed = 0.0
+    for sent, unhidden_, free in passes:
+        bare = np.minimum(unhidden_, sent)
+        exposed = exposed + bare + uncovered(sent - bare, free, c.slowed)
     return np.where(np.asarray(layout.pp) > 1, uncovered(gathers + scatters, m * both, c.slowed), exposed)
 
 

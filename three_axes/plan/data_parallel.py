@@ -25,6 +25,17 @@ def adapter_share(job: Job, layout: Layout, stage=0):
     return sum(many * sum(op.adapters for op in layer(job, layout, kind)) for kind, many in kinds)
 
 
+def whole_until_last(job: Job, layout: Layout):
+    """Whether FSDP leaves gradients whole on each rank until the last microbatch, and reduces them once: then
+    it sends less and holds more (`frameworks.Sends.reduces_each`). In a pipeline FSDP always does so, which
+    is counted elsewhere. Takes arrays.
+    """
+    sends, several = job.framework.sends, job.microbatches(layout) > 1
+    late = sends.fsdp and not sends.reduces_each
+    alone = np.asarray(layout.pp) == 1
+    return late & several & alone & (np.asarray(layout.zero) >= 2) & (np.asarray(layout.shards) > 1)
+
+
 def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     """Data parallelism and the optimizer on a rank of a pipeline stage, for a whole step.
 
@@ -78,7 +89,7 @@ def _along(job: Job, layout: Layout, axis: str, layers, rest, count, adapters) -
     and gradients are then summed over the groups (replicate, ereplicate), as in HSDP.
     """
     holds, sends, z = job.framework.holds, job.framework.sends, np.asarray(layout.zero)
-    n, g = holds.number_bytes, holds.gradient_bytes
+    n, g = holds.number_bytes, job.framework.sent_bytes
     m, piped = job.microbatches(layout), np.asarray(layout.pp) > 1
     own_call = (axis == "dp") * 1  # parameters outside the layers have a call of their own
     frozen = job.lora is not None
@@ -94,6 +105,8 @@ def _along(job: Job, layout: Layout, axis: str, layers, rest, count, adapters) -
     # reduction reads a gradient, 2, and writes it, g.
     weight = job.lora.weight_bytes if job.lora else 2
     copies = sharded * (held * of_layer * 2 * weight + trained * reduced * (2 + g))
+    # Each microbatch after the first reads a gradient and the whole sum, and writes it.
+    copies = copies + whole_until_last(job, layout) * (m - 1) * (2 + 2 * g) * trained
     if holds.weight_bytes == 4 and not frozen:
         # Before each gather a rank casts its float32 part, a single rank all of it (PyTorch 2.13's
         # FSDPParam.all_gather_inputs and FSDPParamGroup.wait_for_unshard): 4 bytes read, 2 written.
@@ -113,13 +126,14 @@ def _along(job: Job, layout: Layout, axis: str, layers, rest, count, adapters) -
     if over != axis:
         part = g * of_call / layout.members(over)
         sent.append(sending("gradients", across, "S", "all_reduce", ~whole * reduced * calls, part))
-    return [*sent, Op("copies", "data parallel", "S", 0.0, copies, 0), *_optimizer(holds, owned, summed)]
+    moved = Op("copies", "data parallel", "S", 0.0, copies, 0)
+    return [*sent, moved, *_optimizer(holds, owned, summed)]
 
 
 def unhidden(job: Job, layout: Layout) -> list[Op]:
-    """What FSDP sends in each microbatch while nothing is computed: first the embedding and the first layer
-    are gathered, and last their gradients are reduced (PyTorch's notes on FSDP: "the 1st all-gather will not
-    be able to overlap with anything"). The list of `synchronisation` contains these too.
+    """What FSDP sends while nothing is computed. In each microbatch the embedding and the first layer are
+    gathered first (PyTorch's notes on FSDP: "the 1st all-gather will not be able to overlap with anything").
+    Where gradients are reduced, theirs are the last. The list of `synchronisation` contains these too.
     """
     holds, (first, _) = job.framework.holds, job.model.kinds[0]
     embedding = job.model.vocab * job.model.hidden / (layout.tp if holds.split_vocabulary else 1)
@@ -129,7 +143,7 @@ def unhidden(job: Job, layout: Layout) -> list[Op]:
     ops = []
     for over, layer_, beside in held:
         gathered = in_layer * layer_ + holds.number_bytes * beside
-        reduced = holds.gradient_bytes * (layer_ + beside) * (job.lora is None)
+        reduced = job.framework.sent_bytes * (layer_ + beside) * (job.lora is None)
         ops += [
             sending("first gather", over, "F", "all_gather", 1, gathered),
             sending("last scatter", over, "I", "reduce_scatter", 1, reduced),

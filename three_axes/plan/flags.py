@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..table import human
 from .frameworks import ALIASES
 from .job import Job
 from .layout import ORDER, Layout
-from .memory import held_whole
 
 # framework -> repository, commit, date and files in which its names were read
 SOURCES = {
@@ -100,6 +98,8 @@ def _megatron(job: Job, layout: Layout) -> str:
         given |= {
             "use-megatron-fsdp": True,
             "data-parallel-sharding-strategy": sharded,
+            # Otherwise its FSDP sums and sends gradients in the weights' type.
+            "megatron-fsdp-main-grads-dtype": "fp32" if f.holds.gradient_bytes == 4 else False,
             "ckpt-format": "fsdp_dtensor",
         }
     if job.model.experts:
@@ -221,11 +221,10 @@ def _accelerate(job: Job, layout: Layout) -> str:
         lines += [f"  parallelism_config_{name}_size: {size}" for name, size in sizes.items()]
     accumulated = f"gradient_accumulation_steps={job.microbatches(layout)}"
     steps = [f"per_device_train_batch_size={layout.microbatch}, {accumulated}"]
-    if held := held_whole(job, layout):
+    if f.sends.reduces_each and layout.zero >= 2 and layout.ranks > 1 and job.microbatches(layout) > 1:
         steps.append(
             "GradientAccumulationPlugin(sync_each_batch=True) with that number, for what is planned reduces"
-            " gradients in each microbatch; without it FSDP2 holds them whole until the last one,"
-            f" {human(held)} more on each GPU in bfloat16"
+            " gradients in each microbatch, and FSDP2 would hold them whole until the last one"
         )
     if machines > 1:
         steps.append("on each machine its machine_rank, and the first one's address")

@@ -147,7 +147,9 @@ class Sends:
     # Full recompute runs a layer to its end: also its last product and collective, which nobody needs.
     # PyTorch's checkpoint without reentry stops before them (set_checkpoint_early_stop; on by default).
     whole_recompute: bool = True
-    reduces_each: bool = True  # ZeRO-2 and 3 reduce gradients in every microbatch
+    # ZeRO-2 and 3 reduce gradients in every microbatch. If not, PyTorch's FSDP holds them whole meanwhile.
+    reduces_each: bool = True
+    reduced_bytes: int = 0  # of a gradient that FSDP reduces; 0: as many as of one that is held
     reduces_whole: bool = False  # ZeRO-1 and 2 all-reduce gradients, and each rank keeps its part
     fsdp: bool = False  # ZeRO-3 is PyTorch's FSDP, whose overlap was measured: see `cost`
     # A token with several experts on a node is sent to the node once, to each rank once (DeepEP, HybridEP).
@@ -258,9 +260,15 @@ class Framework:
             "compiled": self.runs.compiled,
             "8-bit Adam": self.holds.eight_bit,
             "optimizer on the host": self.holds.offload,
+            "gradients reduced in each microbatch": self.name == "transformers" and self.sends.reduces_each,
             f"loss in {self.runs.loss_chunks} chunks": self.runs.loss_chunks > 1,
         }
         return [switch for switch, on in words.items() if on]
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of a gradient that is sent."""
+        return self.sends.reduced_bytes or self.holds.gradient_bytes
 
     def layout(self, **chosen) -> Layout:
         """A layout with this framework's order of axes."""
@@ -307,9 +315,12 @@ TRANSFORMERS = TORCHTITAN.but(
     source="models/qwen3/modeling_qwen3.py at 000c33f (a norm keeps a float32 copy of its input and what its"
     " weight multiplies; positions one operation at a time), loss/loss_utils.py at 0114da0 (float32 scores),"
     " integrations/sdpa_attention.py at 00c238b; FSDP2 around each layer, embedding and head, with float32"
-    " parameters and bfloat16 computing, as Accelerate's utils/fsdp_utils.py at 16cb6eb has it, and recompute"
-    " without reentry (accelerator.py); no compiler",
+    " parameters and bfloat16 computing, as Accelerate's utils/fsdp_utils.py at 16cb6eb has it; bfloat16"
+    " reductions (utils/dataclasses.py), the last microbatch's alone unless sync_each_batch is set, and"
+    " recompute without reentry (accelerator.py); no compiler",
     whole_recompute=False,
+    reduces_each=False,
+    reduced_bytes=2,
     norm_bytes=6,
     axes=("dp",),
     recomputes=("none", "full"),
@@ -350,6 +361,7 @@ FRAMEWORKS: dict[str, Framework] = {
             " copies of float32 weights, norms whole in float32, and buckets beside the gradients; recompute"
             " without reentry (modeling_utils.py, since pull request 43203 of January 2026)",
             weight_bytes=6,
+            reduced_bytes=0,
             norm_bytes=8,
             buckets=True,
             zeros=(0,),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .attention import SCORES
-from .data_parallel import adapter_share
+from .data_parallel import adapter_share, whole_until_last
 from .job import Job, find_precision
 from .layout import Count, Layout, spread
 from .op import Op
@@ -131,16 +131,6 @@ def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
     return parts
 
 
-def held_whole(job: Job, layout: Layout) -> float:
-    """Bytes by which Accelerate's FSDP2 holds more than is planned, unless its sync_each_batch is set: the
-    whole bfloat16 gradients of a GPU, from one microbatch to the next. 0 without several microbatches.
-    (accelerator.py, `accumulate` and `no_sync`, of Accelerate 1.15: set_requires_gradient_sync(False).)
-    """
-    if layout.zero != 3 or layout.shards == 1 or job.microbatches(layout) == 1:
-        return 0.0
-    return 2.0 * float(adapter_share(job, layout) if job.lora else stage_params(job.model, layout, 0))
-
-
 def stage_memory(
     job: Job, layout: Layout, stage, overhead: float = OVERHEAD, of_kinds: list | None = None
 ) -> dict[str, float]:
@@ -150,6 +140,9 @@ def stage_memory(
     of_kinds = of_kinds or saved(lists(job, layout), layout.recompute)
     model, t, holds, runs = job.model, layout.tp, job.framework.holds, job.framework.runs
     parts = stage_states(job, layout, stage)
+    if np.any(late := whole_until_last(job, layout)):
+        whole = adapter_share(job, layout, stage) if job.lora else stage_params(model, layout, stage)
+        parts["gradients"] = np.maximum(parts["gradients"], late * job.framework.sent_bytes * whole)
     sb, head_rank = layout.tokens(job.seq_len), layout.pipeline.head_rank(layout.pp)
     first, last = stage == 0, stage == head_rank
     kinds = kinds_on_rank(model, layout, stage)
@@ -217,8 +210,8 @@ def _gathered(job: Job, layout: Layout, stage):
     ends = 2.0 * kept * ends_share(model, layout, stage, holds.split_vocabulary)
     head = 2.0 * kept * model.hidden * model.vocab / layout.tp
     params = stage_params(model, layout, stage, holds.split_vocabulary)
-    whole = (in_layer + holds.gradient_bytes * (not frozen)) * params
-    gradients = 0.0 if frozen else head + (2.0 + holds.gradient_bytes) * share
+    whole = (in_layer + job.framework.sent_bytes * (not frozen)) * params
+    gradients = 0.0 if frozen else head + (2.0 + job.framework.sent_bytes) * share
     sharded, piped = np.asarray(layout.zero) == 3, np.asarray(layout.pp) > 1
     at = ends, 2 * in_layer * share + ends + gradients
     return tuple(sharded * np.where(piped, np.maximum(whole, held), held) for held in at)

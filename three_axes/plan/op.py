@@ -245,7 +245,8 @@ def summed(job: Job, layout: Layout, params, part: str = "elementwise") -> Op:
     """Adds gradients to their sum over earlier microbatches, unless each microbatch's are reduced at once: a
     gradient is read, and the sum is read and written. A fused product adds its result to the sum itself.
     """
-    adds = (np.asarray(layout.zero) < 2) | (not job.framework.sends.reduces_each)
+    sends = job.framework.sends
+    adds = (np.asarray(layout.zero) < 2) | (not sends.reduces_each and not sends.fsdp)
     moved = (2 + 2 * job.framework.holds.gradient_bytes) * (not job.framework.runs.fused_sums)
     return Op("sums of gradients", part, "W", streamed=moved * adds * params, kernels=0)
 

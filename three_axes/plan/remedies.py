@@ -36,6 +36,9 @@ def _same(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
     other = lambda **changed: replace(job, framework=f.but(**changed))
     if "full" not in f.offers.recomputes:
         yield "with recompute full", other(recomputes=(*f.offers.recomputes, "full")), gpus, only
+    if f.sends.fsdp and not f.sends.reduces_each:
+        reduced = "with gradients reduced in each microbatch (--with sync-each-batch)"
+        yield reduced, other(reduces_each=True), gpus, only
     if f.runs.loss_chunks == 1:
         yield "with the loss in 8 chunks (--with chunked-loss)", other(loss_chunks=8), gpus, only
     for axis, size in passed_over(job, gpus, only):

@@ -13,9 +13,10 @@ from ..paper.hardware import WITHOUT_BF16
 from ..table import Table, human
 from .certainty import Sure, sure
 from .cost import FORMULAS, constants, step_terms
+from .data_parallel import whole_until_last
 from .job import Job
 from .layout import Layout
-from .memory import fullest, held_whole, room, stages_memory
+from .memory import fullest, room, stages_memory
 from .shape import ModelShape
 
 WIDE = 28  # characters of a whole step's bar in a table
@@ -24,7 +25,8 @@ WORTH_SAYING = 0.05  # if a larger share of the step waits for the host, there i
 # Part of memory -> its formula for `--explain`, with the letters of memory.py.
 HELD = {
     "weights": "2 bytes a parameter of the stage, 4 if weights are float32, /t; with ZeRO-3 also /d",
-    "gradients": "2 or 4 bytes a parameter, twice that if buckets hold copies, /t; from ZeRO-2 on also /d",
+    "gradients": "2 or 4 bytes a parameter, twice that if buckets hold copies, /t; from ZeRO-2 on also /d,"
+    " unless they stay whole until the last microbatch",
     "optimizer": "12 bytes a parameter, 8 beside a float32 parameter, /t; from ZeRO-1 on also /d",
     "activations": "layers of the stage · what a layer keeps · microbatches in flight",
     "logits": "4·s·b·(h + V)/t; without a fused loss 10 more for each logit, 14 if tp splits the vocabulary",
@@ -181,10 +183,11 @@ class Estimate:
                 f" allocator may reserve {self.job.framework.holds.reserves:.2f} times as much; try it before"
                 " you count on it"
             )
-        if self.job.framework.name == "transformers" and (held := held_whole(self.job, self.layout)):
+        if whole_until_last(self.job, self.layout):
             sentences.append(
-                f"planned with Accelerate's sync_each_batch=True: without it {human(held)} more of gradients"
-                " are held on each GPU until the last microbatch (--flags accelerate)"
+                f"{human(self.memory['gradients'])} of gradients are held whole on each GPU until the last"
+                " microbatch; with Accelerate's sync_each_batch (--with sync-each-batch) they are reduced in"
+                " each"
             )
         if device.assumed:
             sentences.append(
