@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 
 from ..files import rows_of
-from ..paper.collectives import algorithmic_bytes
 from ..paper.hardware import CLUSTERS
 from ..paper.schedules import one_f_one_b, zb_h1, zb_h2
 from ..paper.simulation import Times, simulate
 from ..table import Table
 from . import models
-from .cost import constants, step_terms
+from .cost import step_terms
 from .frameworks import FRAMEWORKS
 from .job import Job
 from .layout import Layout
@@ -37,7 +36,7 @@ MEGATRON = FRAMEWORKS["megatron-lm"]
 MEGATRON_2022 = MEGATRON.but(fused_attention=False, hides=("input gradients",))
 MEGATRON_2021 = MEGATRON_2022.but(hides=(), fused_sums=False)
 # Llama 3's paper does not say that anything else, such as TP's collectives, runs under computation.
-META = MEGATRON.but(hides=("gradients", "updated weights"))
+META = MEGATRON.but(hides=("gradients", "updated weights"), context="gather")
 # Until August 2025 torchtitan's recompute stopped before a layer's last product (its pull request 1580).
 TORCHTITAN_2024 = FRAMEWORKS["torchtitan"].but(whole_recompute=False)
 DEEPSPEED_2021 = FRAMEWORKS["deepspeed"].but(fused_attention=False, fused_sums=False)
@@ -185,28 +184,17 @@ def bubble_rates():
 
 
 def _llama_405b():
-    """The third row also splits each sequence over 16 ranks. A rank computes a sixteenth of every sequence,
-    but its attention reads the keys and values of the whole sequence. These are gathered in each layer's
-    forward and again in its backward, and their gradients are scattered, over one port of each GPU. Here that
-    is a microbatch of 1/cp sequences and dp·cp ranks of dp, with these gathers added. dp is the outermost
-    axis, as in the paper.
+    """Not printed: chunks; the fastest are taken. As in the paper dp is the outermost axis, and ranks that
+    share a sequence gather its keys and values.
     """
-    model, c = MODELS["llama-3-405b"], constants()
+    model = MODELS["llama-3-405b"]
     for r in rows_of("llama_3_405b_table4.csv"):
-        d, t, p, cp, n, s = (int(r[k]) for k in ("dp", "tp", "pp", "cp", "gpus", "seq_len"))
-        m, batch = int(r["batch_seqs_per_dp"]), int(r["batch_seqs_per_dp"]) * d
+        axes: dict[str, Any] = {axis: int(r[axis]) for axis in ("dp", "tp", "pp", "cp")}
+        n, s, batch = int(r["gpus"]), int(r["seq_len"]), int(r["batch_seqs_per_dp"]) * axes["dp"]
         real = batch * s * model.flops_per_token(s, causal=True) / (float(r["tflops_per_gpu"]) * 1e12 * n)
-        gather = 3 * algorithmic_bytes("all_gather", 2 * 2 * s * model.kv_width / t, cp)
-        gather /= H100.inter_node_bandwidth * c.inter_node_efficiency
         job = Job(model, H100, batch, s, META)
-        guesses = []
-        for v in (1, 2, 4, 8):  # the paper does not print the number of chunks
-            sizes: dict[str, Any] = dict(dp=d * cp, tp=t, pp=p, microbatch=1 / cp)
-            layout = Layout(**sizes, **chunked(v), zero=1, order=("dp", "pp", "tp"))
-            # m microbatches through L/p layers; in the bubble one through the other stages' layers, over v.
-            around = gather * model.layers * (m / p + (1 - 1 / p) / v)
-            guesses.append(seconds(job, layout) + around)
-        yield min(guesses), real, job, n
+        layouts = (Layout(**axes, **chunked(v), zero=1, order=("dp", "pp", "tp")) for v in (1, 2, 4, 8))
+        yield min(seconds(job, layout) for layout in layouts), real, job, n
 
 
 def _torchtitan():
