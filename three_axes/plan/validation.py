@@ -221,11 +221,6 @@ SETS = {
 }
 
 
-def errors(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The relative errors of the planner and of the null model on each run of a set."""
-    return errors_of(SETS[name]())
-
-
 def errors_of(runs) -> tuple[np.ndarray, np.ndarray]:
     """The relative errors of the planner and of the null model on these runs."""
     runs = list(runs)
@@ -238,15 +233,12 @@ def errors_of(runs) -> tuple[np.ndarray, np.ndarray]:
 
 def table() -> Table:
     """A row for each set: the errors of the planner, of the null model and of the best known tool."""
-    return Table(
-        ["published table", "runs", "error (MAPE)", "median", "p90", "bias", "null model", "best known tool"],
-        [row_of(name, *errors(name)) for name in SETS],
-    )
-
-
-def row_of(name: str, ours: np.ndarray, null: np.ndarray) -> list[str]:
-    """The row of a set; `ours` and `null` are the relative errors of its runs."""
-    a = 100 * np.abs(ours)
-    absolute = [f"{x:.1f} %" for x in (a.mean(), np.median(a), np.percentile(a, 90))]
-    bias, of_null = f"{100 * ours.mean():+.1f} %", f"{100 * np.abs(null).mean():.1f} %"
-    return [name, str(len(a)), *absolute, bias, of_null, BEST_TOOL.get(name, "")]
+    columns = "published table", "runs", "error (MAPE)", "median", "p90", "bias", "null model"
+    rows = []
+    for name, make in SETS.items():
+        ours, null = (100 * one for one in errors_of(make()))
+        a = np.abs(ours)
+        absolute = [f"{x:.1f} %" for x in (a.mean(), np.median(a), np.percentile(a, 90))]
+        bias, of_null = f"{ours.mean():+.1f} %", f"{np.abs(null).mean():.1f} %"
+        rows.append([name, str(len(a)), *absolute, bias, of_null, BEST_TOOL.get(name, "")])
+    return Table([*columns, "best known tool"], rows)
