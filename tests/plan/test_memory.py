@@ -257,6 +257,13 @@ def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, re
         (Layout(schedule="1f1b"), "unknown schedule '1f1b'; known are GPipe, 1F1B"),
         (Layout(pp=2, dp=32, interleave=2), "interleave 2 needs the schedule 'interleaved'"),
         (Layout(dp=64, schedule="interleaved"), "interleaving needs pp and interleave of at least 2"),
+        (Layout(dp=64, schedule="ZB-H1"), "ZB-H1 needs pp of at least 2"),
+        (Layout(tp=8, pp=8, schedule="ZB-H1", recompute="full"), "take recompute 'none', or 1F1B"),
+        (Layout(tp=4, pp=16, schedule="ZB-V"), "80 layers do not divide over 32; take ZB-H1"),
+        (
+            Layout(dp=4, tp=2, pp=8, microbatch=4, schedule="ZB-H2"),
+            "fills 8 .* 16 microbatches, and there are 8",
+        ),
     ],
 )
 def test_refusals_name_the_nearest(layout, sentence):
