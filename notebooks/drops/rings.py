@@ -1,4 +1,4 @@
-"""Finds the mistake in a ring all-reduce that was written as an exercise.
+"""Finds the mistake in a ring all-reduce, or in one step of it, that was written as an exercise.
 
 The ring sums tensors whose numbers are powers of BASE, one power for each rank or for each chunk. So the
 digits of a result, in that base, count how often each rank's numbers, or each chunk's, were added.
@@ -43,6 +43,46 @@ def faults(run: Run, truth: Run) -> dict[str, bool | str]:
     }
 
 
+def to_pass_on(rank: int, n: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a rank sends in one step of a ring: the first of `marked`. And what it receives into, which has
+    rank + 1 times the mark of a rank more than there are.
+    """
+    of = lambda r: marked(r, n, torch.empty(length))[0]
+    return of(rank), (rank + 1) * of(n)
+
+
+def step_faults(run: Run) -> dict[str, bool | str]:
+    """The same for one step of a ring with the tensors of `to_pass_on`."""
+    n = run.n
+    if run.error:
+        return {}
+    held = [_marks(_number(rank["values"][0]), n) for rank in run.ranks]
+    sent = [f"rank {r}'s outgoing" for r in range(n)]
+    wrong = [r for r in range(n) if held[r] != [sent[r - 1]]]
+    if not wrong:
+        return {}
+    r = wrong[0]
+    mine = " plus ".join(held[r]) or "something else"
+    text = f"Rank {r}'s incoming has become {mine}; it should be {sent[r - 1]}."
+    return {
+        "turned round": held == [[sent[(r + 1) % n]] for r in range(n)] and text,
+        "nothing received": all(held[r] == [f"rank {r}'s incoming"] for r in range(n)),
+        "added, not received": any(len(marks) > 1 for marks in held) and text,
+        "not what the previous rank sent": text,
+    }
+
+
+def _marks(number: float, n: int) -> list[str]:
+    """Whose numbers were added up to this one in a step; [] if it is no such sum."""
+    if not 0 <= number < BASE ** (n + 1) or number != int(number):
+        return []
+    *ranks, old = _digits(number, n + 1)
+    if max(ranks) > 2 or old > n:
+        return []
+    marks = [f"rank {r}'s outgoing" for r, times in enumerate(ranks) for _ in range(times)]
+    return marks + [f"rank {old - 1}'s incoming"] * (old > 0)
+
+
 def _half_of_the_way(run: Run, truth: Run) -> bool:
     """Whether the ring ended after its reduce-scatter: half of the bytes are sent, and each rank holds one
     finished chunk, no two the same.
@@ -72,7 +112,7 @@ def _times(run: Run, mark: int) -> list[list[int]]:
     chunks = [_number(c) for rank in run.ranks for _, c in _chunks(rank["values"][mark], n)]
     if not all(0 <= x < BASE**n and x == int(x) for x in chunks):
         return []
-    times = [[int(x) // BASE**i % BASE for i in range(n)] for x in chunks]
+    times = [_digits(x, n) for x in chunks]
     return times if all(sum(one) <= 2 * n for one in times) else []  # with more: not counted
 
 
@@ -98,6 +138,11 @@ def where_it_parts(run: Run) -> str:
     )
 
 
+def _digits(number: float, n: int) -> list[int]:
+    """How often each of n marks was added to this number, which is a whole one."""
+    return [int(number) // BASE**i % BASE for i in range(n)]
+
+
 def _chunks(x: torch.Tensor, n: int):
     return enumerate(torch.tensor_split(x, n))
 
@@ -112,7 +157,7 @@ def _made_of(number: float, n: int, mark: int) -> str:
     """What was added up to this number, such as 'rank 0 once, rank 3 twice'."""
     if not 0 <= number < BASE**n or number != int(number):
         return "unequal or unexpected numbers"
-    times = {i: int(number) // BASE**i % BASE for i in range(n)}
     words = {1: "once", 2: "twice"}
-    parts = [f"{MARKS[mark]} {i} {words.get(k, f'{k} times')}" for i, k in times.items() if k]
+    times = enumerate(_digits(number, n))
+    parts = [f"{MARKS[mark]} {i} {words.get(k, f'{k} times')}" for i, k in times if k]
     return ", ".join(parts) or "nothing"

@@ -68,6 +68,11 @@ def pass_on(outgoing, incoming, rank, world_size):
         dist.send(outgoing, right_of)
 
 
+def _in_the_step(run: Run, truth: Run) -> tuple[str, str] | None:
+    more = needs_more(bytes="more bytes than one message")
+    return first(rings.step_faults(run)) or more(run, truth)
+
+
 step = OnRanks(
     "one step of a ring",
     pass_on,
@@ -79,13 +84,11 @@ step = OnRanks(
         " dist.isend and wait for it at the end.",
     ],
     tries=((4,), (3,), (2,)),
-    inputs=lambda rank, n: [
-        (torch.full((length,), 10.0 * (rank + 1)), torch.zeros(length), rank, n) for length in (1000, 10)
-    ],
+    inputs=lambda rank, n: [(*rings.to_pass_on(rank, n, length), rank, n) for length in (1000, 10)],
     sees=lambda arguments, answer: arguments[1],
     messages=True,
     praise="On 2, 3 and 4 ranks. A ring is this step, 2(n−1) times.",
-    finds=needs_more(bytes="more bytes than one message"),
+    finds=_in_the_step,
 )
 
 
