@@ -54,31 +54,43 @@ def _middle_only(attempt: Callable) -> Callable:
 
 def _step(attempt: Callable, facts: dict) -> None:
     """Run one step. Record the stage's forwards and backwards, which of its tensors were sent, and by how
-    many ranks further: "sent" has (name, distance), such as ("x.grad", -1).
+    many ranks further: "sent" has (name, distance), such as ("x.grad", -1). "x": a sentence if its forward or
+    backward used something else than what the previous stage sent. "dy": whether its backward began from
+    something else than what the next one sent.
     """
     sizes, batch = dict(hidden=256, seq_len=16), toy.make_batch(4, 16)
     rank, p = dist.get_rank(), dist.get_world_size()
     twin, stage = toy.ToyTransformer(**sizes), toy.split_depth(toy.ToyTransformer(**sizes))
     toy.twin_step(twin, *batch)
-    facts |= {"forwards": 0, "backwards": 0, "asked": True, "sent": set(), "none": False, "ones": False}
+    facts |= {"forwards": 0, "backwards": 0, "x": "", "dy": False}
+    facts |= {"asked": True, "sent": set(), "none": False}
     known: dict[str, torch.Tensor] = {}
+    came: dict[int, torch.Tensor] = {}  # peer -> the tensor that received from it last
+
+    def is_other(t, peer: int) -> bool:
+        return 0 <= peer < p and not (peer in came and alike(t.flatten(), came[peer].flatten(), 1e-6))
 
     def backward(dy):
         facts["backwards"] += 1
         known["dy"] = dy.detach().clone()
-        facts["ones"] = bool((dy == 1).all())
-        facts["overwritten"] = not torch.equal(known["x"], known["x as it came"])
+        facts["dy"] = is_other(dy, rank + 1)
+        if not facts["x"] and not torch.equal(known["x"], known["x as it was"]):
+            facts["x"] = " Its x was written over before backward, which reads it again."
 
     def forward(_, args, y):
         facts["forwards"] += 1
         facts["asked"] = args[0].requires_grad or not args[0].is_floating_point()
-        known.update({"x": args[0], "x as it came": args[0].detach().clone(), "y": y.detach().clone()})
+        facts["x"] = " Its stage(x) ran on something else." * is_other(args[0], rank - 1)
+        known.update({"x": args[0], "x as it was": args[0].detach().clone(), "y": y.detach().clone()})
         y.requires_grad and y.register_hook(backward)
 
     def message(call):
         x = known.get("x")
         tensors = known | {"x.grad": x.grad if x is not None and x.is_leaf else None}
+        if call.op == "recv":
+            came[call.root] = call.first
         if call.op == "send":
+            tensors = {"dy": came.get(rank + 1)} | tensors
             sent = [name for name, t in tensors.items() if alike(call.first, t, 1e-12)]
             facts["sent"] |= {(name, call.root - rank) for name in sent}
 
@@ -122,21 +134,24 @@ def _found_in_stage(run: Run, truth: Run) -> tuple[str, str] | None:
     same = not run.error and all(facts["same"] for facts in run.ranks)
     same = same and loop.alike(run.ranks[-1]["values"], truth.ranks[-1]["values"])
 
-    def see(holds: Callable[[dict], object]) -> str:
-        """In a step that is not the twin's, the last rank for which holds(facts) is true; else ''."""
+    def see(holds: Callable[[dict], object], what: Callable[[dict], str] = lambda _: "") -> str:
+        """In a step that is not the twin's, the last rank for which holds(facts) is true, and what it did;
+        else ''.
+        """
         # A wrong gradient is passed on to lower ranks, so the last of these ranks is its source.
         guilty = [] if same else [r for r, facts in enumerate(run.ranks) if facts and holds(facts)]
-        return f"See rank {guilty[-1]}." if guilty else ""
+        return f"See rank {guilty[-1]}.{what(run.ranks[guilty[-1]])}" if guilty else ""
 
     uses, other = names_in(run.attempt), see(lambda f: not f.get("same", True))
     no_backward = see(lambda f: f["forwards"] > f["backwards"] == 0 and ("values" in f or f["none"]))
     downstream = lambda f: any(name in ("x.grad", "dy") and to != -1 for name, to in f["sent"])
+    back = lambda f: {name for name, to in f["sent"] if to == -1}
     return first(
         {
             "gradients thrown away": "zero_grad" in uses and other,
             "the input sent on": see(lambda f: ("x", 1) in f["sent"]),
             "a received activation that does not require grad": see(lambda f: not f["asked"]),
-            "not x.grad sent back": see(lambda f: f["sent"] & {("dy", -1), ("x", -1), ("y", -1)}),
+            "not x.grad sent back": see(lambda f: back(f) and "x.grad" not in back(f)),
             "a gradient sent downstream": see(downstream),
             "backward run twice": see(lambda f: f["backwards"] > 1),
             "a backward that misses the stage": "detach" in uses and no_backward,
@@ -145,9 +160,9 @@ def _found_in_stage(run: Run, truth: Run) -> tuple[str, str] | None:
             "a gradient that nobody receives": any(("x.grad", -1) in facts["sent"] for facts in _left(run)),
             "a message with one end": bool(_left(run)),
             "neighbours that wait for each other": bool(run.standing),
-            "x written over before backward": see(lambda f: f.get("overwritten")),
-            "a backward from ones": see(lambda f: f.get("ones")),
+            "x is not what came": see(lambda f: f["x"], lambda f: f["x"]),
             "a gradient that is divided, or multiplied": see(lambda f: f.get("times")),
+            "a backward from another gradient": see(lambda f: f["dy"]),
             "other gradients than the twin's": other,
             "forward run twice": not run.error and any(f["forwards"] > 1 for f in run.ranks),
         }
