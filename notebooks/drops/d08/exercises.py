@@ -49,20 +49,29 @@ def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
         for rank, g in enumerate(mine):
             if len(g[axis]) != size:
                 return "groups of another size", f"{says(rank, axis)} It needs {size} ranks."
+    for axis in sizes:
+        for rank, ranks in enumerate(g[axis] for g in mine):
+            if ranks != wanted[rank][axis] and (why := _no_part(rank, ranks, [g[axis] for g in mine])):
+                return "groups that do not partition the ranks", f"{says(rank, axis)} {why}"
     for rank, g in enumerate(mine):
         if any(b - a != 1 for a, b in itertools.pairwise(g["tp"])):
             return "TP's ranks are no neighbours", says(rank, "tp")
-    for axis in sizes:
-        for rank, ranks in enumerate(g[axis] for g in mine):
-            alone = [r for r in range(8) if mine[r][axis] == ranks] != ranks
-            if alone and ranks != wanted[rank][axis]:
-                return "groups that do not partition the ranks", says(rank, axis)
     rank = off[0] - first
     axis = next(axis for axis in sizes if mine[rank][axis] != wanted[rank][axis])
     stranger = next(r for r in mine[rank][axis] if r not in wanted[rank][axis])
     both = (Placement(sizes).coordinates(r) for r in (rank, stranger))
     at = " and ".join(", ".join(f"{name} {place}" for name, place in one.items()) for one in both)
     return "other groups", f"{says(rank, axis)} Ranks {rank} and {stranger} stand at {at}."
+
+
+def _no_part(rank: int, group: list[int], of_all: list[list[int]]) -> str:
+    """Why a rank's group along an axis cannot be one, a sentence; '' if all of its members have it too."""
+    if strange := [r for r in group if r not in range(len(of_all))]:
+        return f"There is no rank {strange[0]}."
+    if rank not in group:
+        return f"Rank {rank} is not in it."
+    other = next((r for r in group if of_all[r] != group), None)
+    return "" if other is None else f"Rank {other}, which is in it, you put into {of_all[other]}."
 
 
 def met(groups_of: list[dict[str, list[int]]]) -> list[int]:
