@@ -69,28 +69,32 @@ def _made_up(groups: dict[str, list[int]], called: list[str]) -> tuple[dict, dic
     return {r: [entry(*one) for one in enumerate(line.split())] for r, line in enumerate(called)}, groups
 
 
-# Records that are rare in runs, on which some wrong ways of counting fail: ranks behind in several groups,
-# records that begin later, a dump taken a moment before another, a member that has called nothing, ranks that
-# are not equally far behind.
-MADE_UP = [
-    _made_up(
+# Records that are rare in runs, on which some wrong ways of counting fail.
+MADE_UP = {
+    "ranks behind in three groups": _made_up(
         {"a": [0, 1, 2, 3], "b": [0, 1], "c": [2, 3]},
         ["a1 b1 a2 b2…", "a1 b1 a2 a3…", "c1 c2 c3 c4 a2 a3…", "a1 a2… c4 c5…"],
     ),
-    _made_up({"a": [0, 1, 2, 3], "b": [0, 1]}, ["a1 a2 b1…", "a1 a2", "a1 a2", "a2"]),
-    _made_up({"a": [0, 1, 2], "b": [0, 1]}, ["a1 b1 b2 a2…", "b1 b2 b3… ", "a1 a2…"]),
-    _made_up({"a": [0, 1, 2]}, ["a1 a2 a3…", "a1 a2…", "a1 a2 a3 a4…"]),
-]
+    "a member that called nothing; a record that begins later": _made_up(
+        {"a": [0, 1, 2, 3], "b": [0, 1]}, ["a1 a2 b1…", "a1 a2", "a1 a2", "a2"]
+    ),
+    "the last entries are of different groups": _made_up(
+        {"a": [0, 1, 2], "b": [0, 1]}, ["a1 b1 b2 a2…", "b1 b2 b3… ", "a1 a2…"]
+    ),
+    "two ranks behind, not equally far": _made_up({"a": [0, 1, 2]}, ["a1 a2 a3…", "a1 a2…", "a1 a2 a3 a4…"]),
+}
 CASES = [
-    *(f"run {number} with other ranks" for number in (4, 5, 3)),
+    "run 4 with other ranks",
+    "run 5, which has two groups",
+    "run 3, where all numbers are equal",
     "run 4 in a small buffer",
-    *(f"made-up record {i}" for i in range(1, len(MADE_UP) + 1)),
+    *MADE_UP,
 ]
 
 
 def _records() -> list[tuple[dict, dict]]:
     runs = [stop(number, HIDDEN) for number in (4, 5, 3)]
-    return [*map(_case, runs), _case(runs[0], kept=2), *MADE_UP]
+    return [*map(_case, runs), _case(runs[0], kept=2), *MADE_UP.values()]
 
 
 def _by_group(answer) -> dict[str, list[int]]:
@@ -145,14 +149,14 @@ SIGNS = (
     "a second group",
     "an all-to-all",
 )
-# Run -> texts in the lines at which a rank may begin to differ from the others.
+# Run -> texts in the lines that send a rank another way. Ranks wait in none of them.
 LINES = {
     1: ("if (y > 0).any()",),
-    2: ("if step == save_at", "all_gather"),
-    3: ("except OSError", "pass", "read(seed"),
+    2: ("if step == save_at",),
+    3: ("except OSError", "pass", "read(seed"),  # the call that fails, and the clause that hides it
     4: ("in shard(",),
     5: ("in ready(",),
-    6: ("route(seed", "all_to_all"),
+    6: ("route(seed",),
     7: ("fetch(seed",),
 }
 ENOUGH = 3  # runs that a reader must name
@@ -180,8 +184,8 @@ def lines_of(number: int) -> list[int]:
 def diagnoses():
     """{run: (rank, line, cause)} of at least three of the runs, without the one that was shown.
 
-    rank: the one that caused it. line: of the script, where this rank begins to differ from the others.
-    cause: of b4.CAUSES.
+    rank: the one that caused it. line: of the script, the one that sends this rank another way: an `if`, a
+    `for`, a call, an `except`; not one in which ranks wait. cause: of b4.CAUSES.
     """
     from collections import Counter
 
@@ -250,7 +254,7 @@ def _malformed(answered) -> str:
             return f"Run {number}: {answer[2]!r} is none of b4.CAUSES: {', '.join(CAUSES)}."
     named = len(answered.keys() - {SHOWN})
     without = f", without {SHOWN}, which was shown" if SHOWN in answered else ""
-    return f"You name {named} of the runs{without}. Name {ENOUGH} at least." if named < ENOUGH else ""
+    return f"You name {named} of the runs{without}. Name {ENOUGH} of the others." if named < ENOUGH else ""
 
 
 def _mistaken(stopped: Stopped, rank, line, cause) -> tuple[str, str] | None:
@@ -295,7 +299,7 @@ def _mistaken(stopped: Stopped, rank, line, cause) -> tuple[str, str] | None:
     if line not in lines_of(number) and line in waits_in:
         return (
             "the line where ranks wait",
-            f"line {line} is where ranks wait. Where did rank {rank} part from the others before that?",
+            f"in line {line} ranks wait. Which line before it sends rank {rank} another way?",
         )
     if line not in lines_of(number):
         return (
