@@ -67,9 +67,11 @@ def _gradients() -> list[tuple]:
 
 def _mistaken(run: Run, truth: Run) -> tuple[str, str] | None:
     """(mistake, text) for the first gradient that gets a wrong name; None if none does."""
-    for (held, _), answer, was in zip(_gradients(), run.values, truth.values):
+    for (held, twin), answer, was in zip(_gradients(), run.values, truth.values):
         if answer != was:
-            return f"{answer} where it was {was}", f"On {len(held)} ranks you say {answer!r}. {EVIDENCE[was]}"
+            size = f" Their numbers are about {twin.abs().max():.0e}." * bool(twin.abs().max() < 1e-3)
+            text = f"On {len(held)} ranks you say {answer!r}. {EVIDENCE[was]}{size}"
+            return f"{answer} where it was {was}", text
     return None
 
 
