@@ -93,8 +93,8 @@ choice = Asked(
     hints=[
         "With m = 13 the table shows who is close. What becomes of (p−1)/(m+p−1), and of its relatives,"
         " with m = 16? m stays 16.",
-        "d12.on_paper(name, 16, v) computes any of list(d12.SCHEDULES). More chunks a rank are more"
-        " messages.",
+        "In a cell of its own d12.on_paper(name, 16, v) shows a table of any of list(d12.SCHEDULES): bubble,"
+        " microbatches held, messages. More chunks a rank are more messages.",
         "One chunk a rank, backward in two parts, no longer warm-up than 1F1B's: ZB-H1.",
     ],
     reads=_chosen,
