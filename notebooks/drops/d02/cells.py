@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 from drops import lines, measured
-from drops.measured import Step
 from helpers import toy
 from helpers.ranks import World
 from three_axes.count import Traffic
@@ -71,9 +70,19 @@ def table(sent: dict[int, Traffic]) -> Table:
     return line.below(Table(columns, [[str(n), *row] for n, row in zip(sent, rows)], title=title))
 
 
-def one_and_four() -> dict[str, Step]:
-    """A step of data parallelism on one rank and on four."""
-    return measured.one_and_four("dp", lambda model: model, toy.data_parallel_step)
+def kept() -> Table:
+    """What each rank keeps of a step of AdamW on 8 sequences, on 1, 2, 4 and 8 ranks."""
+    rows = []
+    for n in (1, 2, 4, 8):
+        with World(n) as world:
+            held = measured.one_step(world, {"dp": n}, lambda model: model, toy.data_parallel_step).kept[0]
+        model, adam, activations = (
+            sum(held[kind] for kind in kinds)
+            for kinds in (("parameters", "gradients"), ("optimizer",), ("activations",))
+        )
+        rows.append([str(n), *map(human, (model, adam, activations, model + adam + activations))])
+    columns = ["ranks", "weights, gradients", "Adam's numbers", "activations", "together"]
+    return Table(columns, rows, title="kept by each rank in one step on 8 sequences")
 
 
 def answer(sent: Traffic, options: Sequence[str]) -> tuple[str, str]:
