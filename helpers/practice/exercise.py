@@ -304,8 +304,8 @@ CRASHES = (
     (
         r"NoneType",
         "None where a tensor is needed",
-        "A value in your code is None. dist.all_reduce, append and extend return None: they change what they"
-        " are given.",
+        "A value in your code is None. A function that changes what it is given, such as dist.all_reduce or"
+        " append, returns None: go on with what you gave it.",
     ),
     (
         r"<class 'generator'>|'generator' object",

@@ -241,6 +241,17 @@ def _times(got: torch.Tensor, wanted: torch.Tensor) -> float | None:
     return times if near else None
 
 
+def _two_factors(seen: _Seen) -> str:
+    """A sentence if the factor, or its inverse, is the number of ranks times another whole number; else ''.
+    On two ranks every even factor is.
+    """
+    large = max(seen.factor, 1 / seen.factor) if seen.factor > 0 else 0.0
+    other = round(large / seen.n)
+    if seen.n < 3 or other < 2 or not math.isclose(large, seen.n * other, rel_tol=5 * TOLERANCE):
+        return ""
+    return f" {seen.n * other} is {seen.n}, the number of ranks, times {other}: there may be two mistakes."
+
+
 def _left_as_given(seen: _Seen) -> list[tuple[int, int]]:
     """For each rank and case (how many numbers are wrong, how many there are), if all wrong numbers of an
     argument that the attempt should write into are as they were given; else [].
@@ -347,7 +358,10 @@ def _some_cases(seen: _Seen) -> Values:
     off = [i for i, (a, b) in enumerate(pairs) if not seen.alike(a, b)]
     asked = seen.mine.asked(off[0]).rstrip(": ").removeprefix("Asked for ")
     first = f", the first of them {asked}" if asked else ""
-    return (len(off), len(pairs), first) if len(off) < len(pairs) else None
+    name, more = "right for some inputs alone", ""
+    if 2 * len(off) > len(pairs):
+        name, more = "wrong for most inputs", " There may be more than one mistake."
+    return (name, len(off), len(pairs), first, more) if len(off) < len(pairs) else None
 
 
 # What was not done at all explains every number, so it comes first. Then what explains the numbers of all
@@ -392,8 +406,8 @@ NUMBERS = (
     ),
     (
         "right but for a factor",
-        lambda seen: (multiple(seen.factor),) if isinstance(seen.factor, float) else None,
-        "Every number is {} what it should be.",
+        lambda seen: (multiple(seen.factor), _two_factors(seen)) if isinstance(seen.factor, float) else None,
+        "Every number is {} what it should be.{}",
     ),
     (
         "right but for a factor",
@@ -418,5 +432,5 @@ NUMBERS = (
         _met_too_many,
         "You call a collective over ranks {}. Which of them hold the same?",
     ),
-    ("right for some inputs alone", _some_cases, "{} of {} cases are not right{}."),
+    ("{0}", _some_cases, "{1} of {2} cases are not right{3}.{4}"),
 )

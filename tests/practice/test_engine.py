@@ -14,7 +14,7 @@ from helpers import toy
 from helpers.practice.engine import UNNAMED, Asked, OnRanks, edited, mistakes_of, wasteful
 from helpers.practice.exercise import Answer, wrong
 from helpers.practice.runs import Run, alike, first, needs_more, number
-from helpers.practice.seen import describe_tries
+from helpers.practice.seen import describe_numbers, describe_tries
 from helpers.ranks.failure import RankError, RankStatus
 
 pytestmark = pytest.mark.usefixtures("judges_share_worlds")
@@ -155,6 +155,23 @@ def test_a_wrong_answer_gets_the_first_name_that_fits():
     ):
         said = judged(attempt)
         assert (said.kind, said.misconception) == ("wrong", name) and said.text.startswith(text), said
+
+
+def test_what_may_be_two_mistakes_is_said_to_be():
+    on_four = lambda times: Run((4,), [{"values": [times * torch.arange(1.0, 5)]}] * 4)
+    for times, end in (
+        (8, "8 is 4, the number of ranks, times 2: there may be two mistakes."),
+        (6, "it should be."),
+    ):
+        name, text = describe_numbers(on_four(times), on_four(1), "values", alike)
+        assert name == "right but for a factor" and text.endswith(end)
+    answers = lambda *of: Run(((2,), (3,), (4,)), [{"values": list(of)}])
+    for given, name in (
+        ((1.0, 5.0, 6.0), "wrong for most inputs"),
+        ((1.0, 2.0, 6.0), "right for some inputs alone"),
+    ):
+        said = describe_numbers(answers(*given), answers(1.0, 2.0, 3.0), "values", alike)
+        assert said[0] == name and ("more than one mistake" in said[1]) == name.startswith("wrong")
 
 
 def test_numbers_in_other_places_are_those_of_the_same_case():
