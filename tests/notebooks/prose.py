@@ -15,7 +15,7 @@ from helpers.practice.defence import Defence
 from three_axes.files import rows_of
 from three_axes.paper import SCHEDULES
 from three_axes.paper.collectives import algorithmic_bytes as must_send
-from three_axes.plan import CLUSTERS, Job, Layout, frameworks, memory, validation
+from three_axes.plan import CLUSTERS, Job, Layout, estimate, frameworks, memory, validation
 from three_axes.plan.memory import stage_memory, states
 from three_axes.plan.models import find_model
 from three_axes.plan.traced import traced_job
@@ -30,6 +30,12 @@ behind = [textbook for textbook, _ in TREE]  # % by which the tree's layouts of 
 share_lost = lambda scheme: 1 - d11.published()[scheme][-1][1] / d11.published()[scheme][0][1]
 DGX, PORT = CLUSTERS["dgx-h100"], d05.NETWORK.inter_node_bandwidth
 NODES = d11.NODES
+TITAN = rows_of("torchtitan_2024_a100.csv")[0]  # as the last row of drop 11's 8B, with recompute of operators
+SO_RUN = estimate(
+    Job(d11.MODEL, CLUSTERS["dgx-a100"], d11.GLOBAL, d11.SEQ, frameworks.FRAMEWORKS["torchtitan"]),
+    Layout(dp=64, zero=3, recompute=TITAN["recompute"]),
+)
+assert (TITAN["model"], TITAN["dp"], TITAN["seq_len"]) == ("llama-3-8b", "64", str(d11.SEQ))
 
 
 def zero_3(gpus: int, b: int) -> float:
@@ -147,7 +153,7 @@ COMPUTED = {
     "07": [
         "a timed wait, 30 ms a unit",
         f"One microbatch is {human(4 * 256)} here",
-        f"here 3/11, {3 / 11:.2%}".replace("%", " %"),
+        f"here {3 / 11:.2%}".replace("%", " %"),
     ],
     "08": [
         f"A link inside has *W* = {d08.NODES.intra_node_bandwidth / 1e6:.0f} MB/s, a rank's port out of its"
@@ -178,8 +184,8 @@ COMPUTED = {
     ],
     "b1": [
         f"reaches {REACHED.C / 1e12:.0f}·10¹² operations a second, its port {REACHED.R / 1e9:.0f}·10⁹ bytes:"
-        f" {round(REACHED.C / REACHED.R, -2):,.0f}. Ranks that fill nodes share eight ports:"
-        f" {round(REACHED.C / REACHED.R / 8, -2):,.0f}"
+        f" {round(REACHED.C / REACHED.R, -2):,.0f} tokens with one rank a node. Eight ranks in a node use its"
+        f" eight ports: an eighth of that, {round(REACHED.C / REACHED.R / 8, -2):,.0f}."
     ],
     "b3": [
         f"has {ALL / 1e9:.0f}·10⁹ parameters, and a token uses {USED / 1e9:.0f}·10⁹ of them",
@@ -237,13 +243,15 @@ COMPUTED = {
             f" together {4 * NODES.inter_node_bandwidth / 1e6:.0f} MB/s"
         ),
         "14 pieces of 16.4 kB over 10 MB/s, and 1 ms of latency: 23.9 ms, where it was 10.4",
-        f"Latency: inside a node {1e3 * NODES.intra_node_latency} ms a hop, and six show",
+        f"inside a node it is {1e3 * NODES.intra_node_latency} ms, and all six hops pay it",
         f"4·8·64·64 bytes, {human(4 * 8 * 64 * 64)}",
         "Perfect scaling would halve the 167 ms.",
         f"383 − 167/2 = {383 - 167 / 2:.0f} ms",
         f"For an H100 that is {DGX.device.flops / 1e12:.0f}·10¹²",
         f"It loses {share_lost('PTD-P'):.0%}. ZeRO-3".replace("%", " %"),
-        f"It loses {share_lost('ZeRO-3'):.0%}.".replace("%", " %"),
+        f"It loses {share_lost('ZeRO-3'):.0%}:".replace("%", " %"),
+        f"torchtitan printed {int(TITAN['tokens_per_gpu_per_s']):,} for the second",
+        f"with recompute of operators; so run, the planner says {SO_RUN.tokens_per_second_per_gpu:,.0f}",
     ],
     "10": [
         f"{d10.MODEL.params / 1e9:.2f}·10⁹ · (4/2 + 12/8) = {human((4 / 2 + 12 / 8) * d10.MODEL.params)}",
@@ -346,6 +354,9 @@ assert d07.UNIT == 0.030 and memory.OVERHEAD == 2e9
 PRIME_RL = "PrimeIntellect-ai/prime-rl, pull request 2418 (2026-05-05): GLM-4.5-Air, 64k tokens, 8 x H200"
 NEMO = "NVIDIA/NeMo, docs/source/performance/performance_long_sequence.md: speedup 1.07, 1.40 and 20.23"
 PUBLISHED = {
+    "11": {
+        "llm-foundry's best on A100s is 64.2 %": "llm-foundry, scripts/train/benchmarking/README.md (061f2c7)"
+    },
     "13": {"some 480 GB/s, is not the speed of a link": "NVIDIA/nccl-tests, issue 212 (2024-05-06)"},
     "b2": {
         "GLM-4.5-Air, 64 thousand tokens, 8 H200, CP 4": PRIME_RL,

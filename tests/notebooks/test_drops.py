@@ -133,8 +133,8 @@ def test_a_guess_is_answered_by_an_option_or_by_what_was_measured(answer, told):
 # drop -> the number that its first cell asks for, computed by hand
 FIRST = {
     "01": 3_297_792 * 4 / 1e6,
-    "06": 4 * 4,
-    "11": (1 - (120 / 16) / (100 / 8)) * 100,
+    "06": 2 * (4 - 1) / 4 * 4 * 8 * 32 * 256 / 1e3,
+    "11": (1 - (150 / 16) / (100 / 8)) * 100,
     "12": (8 - 1) / (26 + 8 - 1),
 }
 

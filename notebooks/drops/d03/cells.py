@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from drops import lines, measured
 from drops.measured import Step
 from helpers import toy
 from helpers.ranks import World
-from three_axes.count import Traffic
 from three_axes.table import Table
 
 line, compute_line = lines.tp_sends, lines.compute  # the reader's, or the course's
@@ -50,7 +51,18 @@ def operations() -> Table:
     return compute_line.below(Table(columns, rows, title="operations of the matrices"))
 
 
-def answer(forward: Traffic) -> tuple[str, str]:
-    """The arguments of `guess.reveal`: the number of all-reduces in the MLP's forward."""
-    why = "The columns that a rank computed are the columns that its rows of down need."
-    return str(forward.calls("all_reduce")), why
+def answer(world: World) -> tuple[str, str]:
+    """The arguments of `guess.reveal`: the number of all-reduces in the MLP, forward and backward."""
+
+    def both_ways():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        x, up, down = torch.ones(8, 16, requires_grad=True), torch.ones(16, 64), torch.ones(64, 16)
+        inside = F.gelu(toy.copy_to_tp(x) @ up.chunk(size, dim=1)[rank])
+        toy.reduce_from_tp(inside @ down.chunk(size, dim=0)[rank]).sum().backward()
+
+    world.run(both_ways)
+    why = (
+        "One forward, at *y*, and one backward, at *x*. Between the products nothing is sent: the columns"
+        " that a rank computed are the columns that its rows of down need."
+    )
+    return str(world.traffic.calls("all_reduce")), why

@@ -180,9 +180,9 @@ def answer(near: Timeline, far: Timeline) -> tuple[str, str]:
     return (option, why) if option else (f"none of these: {times:.1f} times as long", BUSY)
 
 
-# Checks the number in the notebook's first code cell: all-reduces in a step of the toy under TP.
+# Checks the number in the notebook's first code cell: kB that a rank sends in one of TP's all-reduces.
 first_line = line(
-    16,
-    "4 layers, 4 all-reduces each. In each of them the ranks wait.",
-    "Multiply the layers by the all-reduces of one layer, forward and backward.",
+    1.5 * 4 * 8 * 32 * 256 / 1e3,
+    "1.5 times 262 kB. TP does that in every layer, and the ranks wait for it each time.",
+    "On four ranks each rank sends 1.5 times its tensor (drop 02). A kB is 1,000 bytes.",
 )

@@ -41,12 +41,15 @@ def remedies() -> Table:
 
 # Schedule -> (who ships it, what it asks for or forbids). Read in PyTorch 2.13's pipelining/schedules.py,
 # whose classes torchtitan takes, Megatron-LM's pipeline_parallel/schedules.py and DualPipe's dualpipe.py.
+# Combined 1F1B: Megatron-LM's pipeline_parallel/combined_1f1b.py (Core 0.14, September 2025; read at
+# 00caa53af), --overlap-moe-expert-parallel-comm; its conditions are in transformer/transformer_config.py.
 SHIPPED = {
     "1F1B": ("all", "m at least p (PyTorch)"),
     "interleaved": (
         "Megatron-LM, PyTorch",
         "m a multiple of p (Megatron-LM's default) or of ⌊m/p⌋ (PyTorch)",
     ),
+    "1F1B, combined": ("Megatron-LM", "experts over ranks; interleaved if p > 1; no full recompute"),
     "ZB-H1, interleaved": ("PyTorch", "no torch.compile; m a multiple of ⌊m/p⌋"),
     "ZB-V": ("PyTorch", "no torch.compile; exactly 2 chunks a rank"),
     "DualPipe-V": ("PyTorch, DeepSeek", "as ZB-V; m at least 2·p"),
