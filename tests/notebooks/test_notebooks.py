@@ -1,16 +1,16 @@
 """The form of the notebooks: order, length, stored outputs, nothing of one machine. nbval runs them."""
 
-import ast
 import builtins
 import dis
 import importlib
 import re
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from types import CodeType
 
+import beside
 import nbformat
 import pytest
 from matplotlib.image import imread
@@ -192,33 +192,15 @@ def cards_name_the_section_that_teaches_them(path, notebook):
         assert card.section in there, f"card {place + 1}, {card.front!r}: no section {card.section!r}"
 
 
-def _words_in(node: ast.AST) -> Iterator[ast.Constant]:
-    """The constants in an expression, except keys."""
-    for part in ast.iter_child_nodes(node):
-        if isinstance(part, ast.Constant):
-            yield part
-        elif not isinstance(part, ast.Subscript):
-            yield from _words_in(part)
-
-
 @form
-def no_answer_is_before_its_reveal(path, notebook):
-    """The answer to a prediction is not in the cells from the one above it to two cells after its reveal,
-    which a reader sees at once, except if it is a single word. The cell that reveals it has none of its
-    words: they are in the drop's file.
-    """
-    for i, cell in enumerate(notebook.cells):
-        for name in re.findall(r"(\w+) = predict\(", cell.source) if cell.cell_type == "code" else ():
-            end = next(k for k, c in enumerate(notebook.cells) if f"{name}.reveal(" in c.source)
-            told = "".join(str(o.get("data", o).get("text/plain", o)) for o in notebook.cells[end].outputs)
-            answer = re.search(r"(?:Measured|Computed|Published): ([^.]*)\.", told)[1].lower()
-            screen = enumerate(notebook.cells[i - 1 : end + 3], i - 1)
-            seen = "\n".join(c.source for k, c in screen if k != i)
-            assert " " not in answer or answer not in seen.lower(), answer
-            calls = [n for n in ast.walk(ast.parse(notebook.cells[end].source)) if isinstance(n, ast.Call)]
-            (reveal,) = (call for call in calls if getattr(call.func, "attr", "") == "reveal")
-            written = [part.value for part in _words_in(reveal) if " " in str(part.value)]
-            assert not written, f"words of the answer: {written}"
+def what_is_beside_an_open_question_was_read(path, notebook):
+    """Somebody has read it since its last change, and found no answer in it: see tests/beside.py."""
+    rows, number = beside.kept(), drop_number(path)
+    asked = beside.questions(notebook)
+    assert set(asked) == {name for row, name in rows if row == number}, f"{beside.KEPT.name} has others"
+    for name, at in asked.items():
+        cells, read = rows[number, name]
+        assert beside.digest(notebook, at, cells) == read, f"new text at {name!r}: python tests/beside.py"
 
 
 @form

@@ -4,11 +4,13 @@ are readable, and no widget is missing.
 
 import shutil
 
+import beside
+import nbformat
 import pytest
 from test_browser import MINUTE, ROOT, Notebook, lab, page, show  # noqa: F401
 
 from helpers.draw.picture import INK
-from helpers.practice.books import notebooks
+from helpers.practice.books import drop_number, notebooks
 
 WITHOUT_KERNEL = {"shouldStart": False, "autoStartDefault": False}
 # What is not readable, or missing, in the outputs of the open notebook. Contrast is WCAG's, at least 4.5.
@@ -83,6 +85,40 @@ def test_all_that_is_stored_can_be_read_in_the_dark(dark, lab):  # noqa: F811
         troubles[path.name] = trouble(dark)
         put_away(dark)
     assert troubles == {name: [] for name in troubles}
+
+
+# Whether the open notebook is the one of this name, with so many cells.
+FILLED = """([name, cells]) => { const panel = window.jupyterapp.shell.currentWidget
+  return panel?.context?.path.endsWith(name) && panel.content.widgets.length == cells }"""
+# How many cells under this one are on the screen when this one is at its top.
+UNDER = """at => {
+  const notebook = window.jupyterapp.shell.currentWidget.content, top = e => e.getBoundingClientRect().top
+  const cells = notebook.widgets.map(widget => widget.node)
+  const panel = cells[at].closest('.jp-WindowedPanel-outer')
+  panel.scrollTop += top(cells[at]) - top(panel)
+  const edge = panel.getBoundingClientRect().bottom - 16  // of which a cell's margin is no text
+  return cells.slice(at + 1).filter(cell => top(cell) < edge).length }"""
+
+
+@pytest.mark.slow
+def test_what_is_on_the_screen_with_an_open_question_was_read(dark, lab):  # noqa: F811
+    """In the reader's copy, where no cell has run. test_notebooks.py asks whether its text has changed."""
+    unread, rows = {}, beside.kept()
+    for path in notebooks():
+        number, name = drop_number(path), path.relative_to(ROOT / "notebooks").as_posix()
+        show(dark, path=f"my/{name}", kernelPreference=WITHOUT_KERNEL)
+        notebook = nbformat.read(path, as_version=4)
+        dark.wait_for_function(FILLED, arg=[path.name, len(notebook.cells)], timeout=MINUTE)
+        for question, at in beside.questions(notebook).items():
+            read, _ = rows.get((number, question), (-1, ""))
+            for _ in range(20):  # until all cells have their heights
+                if (under := dark.evaluate(UNDER, at)) <= read:
+                    break
+                dark.wait_for_timeout(500)
+            else:
+                unread[number, question] = under
+        put_away(dark)
+    assert not unread, f"write these numbers of cells into {beside.KEPT.name}, and read them: {unread}"
 
 
 @pytest.mark.slow
