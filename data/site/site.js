@@ -1,4 +1,4 @@
-// What the pages do without a kernel: search, predictions, explorers, cards.
+// What the pages do without a kernel: search, predictions, lines of the cost model, explorers, cards.
 "use strict";
 
 const UP = document.currentScript.dataset.up ?? "";
@@ -37,24 +37,55 @@ if (asked) {
   asked.form.addEventListener("keydown", event => { if (event.key == "Escape") found.hidden = true });
 }
 
-// -- predictions: committing to one unfolds what answers it ---------------------------------------------------
+// -- predictions and lines: committing to an answer unfolds what answers it, and is kept for a reload -------
 
+const entry = form => `three-axes ${location.pathname.split("/").at(-1)} ${form.dataset.name}`;
+function keepAnswer(form, answer) { try { localStorage.setItem(entry(form), answer) } catch {} }  // it may be refused
+function keptAnswer(form) { try { return localStorage.getItem(entry(form)) } catch { return null } }
+
+function unfold(name) {
+  const answers = [...document.querySelectorAll(`details.answer[data-answers~="${name}"]`)];
+  for (const answer of answers) {
+    answer.open = true;
+    answer.querySelector("summary").textContent = "What this cell showed";
+  }
+  return answers;
+}
+
+function commitVote(form) {
+  const name = form.dataset.name, chosen = form.querySelector("input:checked");
+  if (!chosen) return;
+  for (const answer of unfold(name)) {
+    if (answer.nextElementSibling) continue;
+    answer.querySelector(".said")?.remove();
+    if (answer.previousElementSibling.textContent.includes(name + ".reveal("))
+      answer.insertAdjacentHTML("beforeend", '<p class="said"></p>'),
+      answer.lastElementChild.textContent = `You predicted: ${chosen.value}.`;
+  }
+  keepAnswer(form, chosen.value);
+}
 for (const form of document.querySelectorAll("form.question[data-name]")) {
-  form.addEventListener("submit", event => {
-    event.preventDefault();
-    const name = form.dataset.name, chosen = form.querySelector("input:checked");
-    if (!chosen) return;
-    for (const answer of document.querySelectorAll(`details.answer[data-answers~="${name}"]`)) {
-      answer.open = true;
-      answer.querySelector("summary").textContent = "What this cell showed";
-      if (!answer.nextElementSibling) {
-        answer.querySelector(".said")?.remove();
-        if (answer.previousElementSibling.textContent.includes(name + ".reveal("))
-          answer.insertAdjacentHTML("beforeend", '<p class="said"></p>'),
-          answer.lastElementChild.textContent = `You predicted: ${chosen.value}.`;
-      }
-    }
-  });
+  form.addEventListener("submit", event => { event.preventDefault(); commitVote(form) });
+  const before = keptAnswer(form);
+  for (const input of form.querySelectorAll("input")) input.checked = input.value == before;
+  commitVote(form);
+}
+
+// A number by the drop's line. A known mistake's number is answered by its reason.
+function commitNumber(form) {
+  const {name, unit, shown, right, near, mistakes} = form.dataset, field = form.querySelector("input");
+  const mine = field.valueAsNumber, is = number => Math.abs(mine - number) <= Number(near) * 1.001;
+  if (Number.isNaN(mine)) return;
+  const why = JSON.parse(mistakes).find(([number]) => is(number))?.[1] ?? "";
+  form.querySelector(".said").textContent = is(right) ? `Right: ${shown}. What was measured is below.`
+    : `You say ${mine} ${unit}. By the line it is ${shown}. ${why} What was measured is below.`;
+  unfold(name);
+  keepAnswer(form, field.value);
+}
+for (const form of document.querySelectorAll("form.line")) {
+  form.addEventListener("submit", event => { event.preventDefault(); commitNumber(form) });
+  form.querySelector("input").value = keptAnswer(form) ?? "";
+  commitNumber(form);
 }
 
 // -- what scrolls can be reached by the keyboard ----------------------------------------------------------

@@ -26,7 +26,7 @@ from helpers.ranks import folders
 from three_axes.paper.pipelines import SCHEDULES
 from three_axes.paper.simulation import paper
 from tools import printables
-from tools.site import first, frames
+from tools.site import first, frames, lines
 from tools.site.build import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -359,6 +359,52 @@ def test_a_prediction_unfolds_its_answers_and_says_what_was_chosen(visit):
     commit.click()
     assert page.get_by_text("You predicted: both.").is_visible()
     assert not page.get_by_text("You predicted: the memory.").count()
+    page.reload()
+    assert page.get_by_text("You predicted: both.").is_visible(), "a prediction is kept"
+    assert page.get_by_label("both", exact=True).is_checked()
+
+
+# A text -> the number in it that has this unit.
+FIGURE = r"(\d[\d.]*) ?{}(?![\w/])"
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("width", ("phone", "laptop"))
+@pytest.mark.parametrize("drop", lines.questions())
+def test_a_page_asks_its_drops_line_for_a_number_and_keeps_it(visit, drop, width):
+    asked = lines.questions()[drop]
+    page = visit(page_of(drop))
+    page.set_viewport_size(WIDTHS[width])
+    form, said = page.locator("form.line"), page.locator("form.line .said")
+    measured = page.locator(f"details.answer[data-answers~={asked['name']}]")
+    field, commit = form.get_by_role("spinbutton"), form.get_by_role("button")
+    assert form.count() == measured.count() == 1 and asked["call"] in form.inner_text()
+    assert page.evaluate(LOOKS)[0] <= 0 and measured.get_attribute("open") is None
+    commit.click()
+    assert measured.get_attribute("open") is None, "without a number nothing is shown"
+    wrong, why = max(asked["mistakes"], key=lambda it: abs(it[0] - asked["right"]))
+    field.fill(f"{wrong:.4g}")
+    field.press("Enter")
+    assert why in said.inner_text() and asked["shown"] in said.inner_text()
+    for number in (f"{asked['right']:.3g}", f"{asked['right']:.6g}"):
+        field.fill(number)
+        commit.click()
+        assert said.inner_text().startswith(f"Right: {asked['shown']}")
+    figures = map(float, re.findall(FIGURE.format(asked["unit"]), measured.inner_text()))
+    assert any(abs(figure - asked["right"]) <= asked["near"] * 1.001 for figure in figures)
+    field.fill(f"{asked['right'] + 3 * asked['near']:.6g}")
+    commit.click()
+    assert "Right:" not in said.inner_text(), "the next number of three digits is wrong"
+    kept = said.inner_text()
+    page.reload()
+    assert said.inner_text() == kept and measured.get_attribute("open") is not None
+    assert page.evaluate(LOOKS)[0] <= 0
+
+
+def test_numbers_are_asked_where_a_drop_has_a_line():
+    sources = {drop: path.read_text(encoding="utf-8") for drop, path in BOOKS.items()}
+    assert list(lines.questions()) == [drop for drop, source in sources.items() if ".line.check(" in source]
 
 
 @needs_chromium

@@ -20,6 +20,7 @@ from helpers.practice import answering, drop_number, solutions_hidden, written
 from three_axes.files import find
 
 from ..pages import explorer_of, not_started
+from . import lines
 
 
 @cache
@@ -32,11 +33,17 @@ def page(path: Path) -> str:
     """The body of a drop's page."""
     notebook = nbformat.read(path, as_version=4)
     answers = answering(notebook)
+    line = _measuring(notebook, drop_number(path))
+    for cell, name in line.items():
+        answers[cell] = [*answers.get(cell, []), name]
     machinery = {"setup", "closing"}  # cells that need a kernel
     notebook.cells = [cell for cell in notebook.cells if not machinery & set(cell.metadata.get("tags", []))]
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.metadata["role"] = _role(cell, drop_number(path)) | {"answers": answers.get(cell.id, [])}
+            answered = answers.get(cell.id, [])
+            first = "Give your number" if answered == [line.get(cell.id)] else "Choose your prediction"
+            role = _role(cell, drop_number(path))
+            cell.metadata["role"] = role | {"answers": answered, "first": f"{first} first"}
         else:  # without the badge, an external picture; the page has its own links to previous and next
             cell.source = re.sub(r"\[!\[Open in Colab\]\([^)]*\)\]", "[Open in Colab]", cell.source)
             cell.source = re.sub(r"(?m)^\*\*.*(\[← | →\]).*$", "", cell.source)
@@ -44,8 +51,23 @@ def page(path: Path) -> str:
     return body
 
 
+LINE = ".line.check("  # in the cell of a drop's line of the cost model
+
+
+def _measuring(notebook: NotebookNode, drop: str) -> dict[str, str]:
+    """Cell id -> the drop's line: the cell after it whose table compares the line with what was measured."""
+    cells = iter(cell for cell in notebook.cells if cell.cell_type == "code")
+    if drop not in lines.questions() or not any(LINE in cell.source for cell in cells):
+        return {}
+    texts = lambda cell: (output.get("data", {}).get("text/plain", "") for output in cell.outputs)
+    cell = next(cell for cell in cells if any("predicted" in text for text in texts(cell)))
+    return {cell.id: lines.questions()[drop]["name"]}
+
+
 def _role(cell: NotebookNode, drop: str) -> dict:
-    """A code cell's role on the page: 'question', 'practice', 'explorer' or 'code', with its data."""
+    """A code cell's role on the page, with its data: 'question', 'line', 'practice', 'explorer' or 'code'."""
+    if LINE in cell.source:  # what is written there needs a kernel; the page asks a number in its place
+        return {"is": "line"} | lines.questions()[drop]
     if asked := re.search(r"(\w+) = predict\(", cell.source):
         texts = (output.get("data", {}).get("text/plain", "") for output in cell.outputs)
         question, *options = next(text for text in texts if "\n  ○ " in text).split("\n  ○ ")
@@ -58,7 +80,7 @@ def _role(cell: NotebookNode, drop: str) -> dict:
         }
     cell.outputs = [output for output in cell.outputs if not not_started(output)]
     checked = re.search(r"(\w+)\.check\(", cell.source)
-    if checked and (exercise := written(drop).get(checked[1])):  # else it is a line of the cost model
+    if checked and (exercise := written(drop).get(checked[1])):  # else it is another line of the cost model
         solution = "" if solutions_hidden() else exercise.solution
         return {"is": "practice", "hints": exercise.steps, "solution": solution}
     if found := explorer_of(cell.source):
