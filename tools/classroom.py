@@ -4,13 +4,13 @@ Each student runs `three-axes class quiz before` in the folder of the notebooks,
 and hands in the progress.json of that folder. Put these files into FOLDER as NAME.json or as
 NAME/progress.json. `three-axes class collect FOLDER` prints the exercises that the fewest students have
 passed, the mistakes in them with the course's advice, the results of the quiz, and a line for each student.
-Nothing is sent anywhere.
+With --roster, a file with a name on each line, it also says who has handed in nothing. Nothing is sent
+anywhere.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import re
 import sys
 from argparse import Namespace
@@ -25,25 +25,51 @@ from three_axes.terminal import fitted, put
 Class = list[tuple[str, Done]]  # (a student's name, the exercises and quizzes that the student has done)
 
 
-def collect(folder: Path) -> tuple[Class, list[str]]:
-    """(the students, sorted by name; a message for each file that cannot be read). Raises ValueError if there
-    is no file.
-    """
+def _handed_in(folder: Path) -> list[tuple[str, Path]]:
+    """(a student's name, the progress file) of each file, sorted. Raises ValueError if there is none."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {plain(folder)}")
     files = sorted(folder.rglob("*.json"))
     if not files:
         what_to_do = "put them there as NAME.json or NAME/progress.json"
         raise ValueError(f"there is no progress file in {folder}; {what_to_do}")
+    of_folder = lambda path: path.name == "progress.json" and path.parent != folder
+    who = lambda path: path.parent if of_folder(path) else path.with_suffix("")
+    return [(plain(who(path).relative_to(folder)), path) for path in files]
+
+
+def collect(folder: Path) -> tuple[Class, list[str]]:
+    """(the students, sorted by name; a message for each file that cannot be read). Raises ValueError if there
+    is no file.
+    """
     students, unread = [], []
-    for path in files:
-        of_folder = path.name == "progress.json" and path.parent != folder
-        who = path.parent if of_folder else path.with_suffix("")
+    for who, path in _handed_in(folder):
         try:
-            students.append((plain(who.relative_to(folder)), read_progress(path)))
+            students.append((who, read_progress(path)))
         except (OSError, ValueError) as e:
             unread.append(plain(e, 2000))
     return students, unread
+
+
+def absent(folder: Path, roster: Path) -> list[str]:
+    """Two sentences at most: who of the roster has no file in the folder, and which files are of nobody on
+    the roster. Names are compared without regard to capitals. Raises ValueError if the roster has no names,
+    or cannot be read.
+    """
+    try:
+        lines = roster.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise ValueError(f"cannot read {plain(roster)}: {plain(e)}") from None
+    names = [name for line in lines if (name := plain(" ".join(line.split())))]
+    if not names:
+        raise ValueError(f"{plain(roster)} has no names; write one on each line")
+    handed_in = {Path(who).name.casefold(): who for who, _ in _handed_in(folder)}
+    missing = [name for name in names if name.casefold() not in handed_in]
+    others = sorted(handed_in.keys() - {name.casefold() for name in names})
+    found = [f"{len(missing)} of {len(names)} have no progress file: {', '.join(missing) or 'nobody'}."]
+    if others:
+        found.append(f"Not on the roster: {', '.join(handed_in[name] for name in others)}.")
+    return found
 
 
 def _mistakes(counted: Counter) -> str:
@@ -155,17 +181,12 @@ def run(args: Namespace) -> int:
             raise ValueError("the quiz was left: nothing of it is kept") from None
         return 0
     students, unread = collect(args.folder)
-    quiz = {"quiz": gain(students)} if any(done.quiz for _, done in students) else {}
-    table = advice(students)
-    what_to_say = {"advice": table} if table.rows else {}
-    tables = {"to_discuss": to_discuss(students), **what_to_say, **quiz, "students": by_student(students)}
-    if args.json:
-        rows = {name: [dict(zip(table.columns, row)) for row in table.rows] for name, table in tables.items()}
-        text = json.dumps(rows | {"unread": unread})
-    else:
-        with fitted(sys.stdout):
-            text = "\n\n".join([*map(repr, tables.values()), *unread])
-    status = put(text)
+    quiz = [gain(students)] if any(done.quiz for _, done in students) else []
+    what_to_say = [table] if (table := advice(students)).rows else []
+    tables = [to_discuss(students), *what_to_say, *quiz, by_student(students)]
+    missing = absent(args.folder, args.roster) if args.roster else []
+    with fitted(sys.stdout):
+        status = put("\n\n".join([*map(repr, tables), *missing, *unread]))
     if args.csv:
         try:
             with open(args.csv, "w", newline="", encoding="utf-8") as f:

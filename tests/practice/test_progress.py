@@ -389,14 +389,10 @@ def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys
     assert "To discuss: 3 students" in told and "d.json is no progress file" in told
     assert "The quiz" not in told
     assert classroom.by_student(students).rows[0] == ["a", "2", "2", "4", "", "", ""]
-    assert main(["class", "collect", str(tmp_path), "--json"]) == 1
-    data = json.loads(capsys.readouterr().out)
-    assert list(data) == ["to_discuss", "students", "unread"] and data["students"][0]["who"] == "a"
     mistake = d02.average.rows[0].name
     hands_in("e.json", (second, mistake)), hands_in("f.json", (second, mistake), (second, "no sum"))
     students, _ = classroom.collect(tmp_path)
     assert classroom.advice(students).rows == [["02", mistake, "2", d02.average.rows[0].advice]]
-    assert data["to_discuss"][2] == dict(zip(discuss.columns, discuss.rows[2])) and data["unread"] == unread
     rows = (tmp_path / "out.csv").read_text().splitlines()
     assert rows[0] == "who,drop,exercise,passed,tries,mistakes (times)" and len(rows) == 6
     assert f"b,02,{second},no,2,no sum (2)" in rows
@@ -527,6 +523,26 @@ def test_a_class_answers_the_quiz_and_sees_its_gain(monkeypatch, tmp_path, capsy
     assert all(row[1].endswith("of 1") and row[2].endswith("of 1") and not row[3] for row in unpaired.rows)
     monkeypatch.setattr("builtins.input", lambda _: (_ for _ in ()).throw(EOFError))
     assert main(["class", "quiz", "after"]) == 2 and "nothing of it is kept" in capsys.readouterr().err
+
+
+def test_a_roster_says_who_has_handed_in_nothing(tmp_path, capsys):
+    for file in ("Anna Lee.json", "morning/ben/progress.json", "guest.json"):
+        (tmp_path / "in" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / file).write_text("[]" if file == "guest.json" else "{}")
+    names, command = tmp_path / "names.txt", ["class", "collect", str(tmp_path / "in"), "--roster"]
+    names.write_bytes(
+        "\ufeffanna  lee\r\n\r\nBen\r\nCem\x1b[2J\r\n".encode()
+    )  # as an editor on Windows writes it
+    assert main([*command, str(names)]) == 1, "guest.json cannot be read"
+    told = capsys.readouterr().out
+    assert "1 of 3 have no progress file: Cem�[2J." in told and "Not on the roster: guest." in told
+    names.write_text("ben\nAnna Lee\nguest\n")
+    main([*command, str(names)])
+    told = capsys.readouterr().out
+    assert "0 of 3 have no progress file: nobody." in told and "Not on the roster" not in told
+    for content, said in ((b"\n", "has no names; write one on each line"), (b"\xff", "cannot read")):
+        names.write_bytes(content)
+        assert main([*command, str(names)]) == 2 and said in capsys.readouterr().err
 
 
 def test_a_students_file_can_neither_stop_the_class_nor_control_the_terminal(tmp_path, capsys):
