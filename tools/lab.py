@@ -140,6 +140,7 @@ def run(args: Namespace) -> None:
             f"--LabApp.app_settings_dir={find('data/jupyterlab')}",
             # A workspace of its own: tabs of other projects do not open here, nor the other way round.
             f"--LabApp.workspaces_dir={folder / '.workspaces'}",
+            f"--LabApp.extra_labextensions_path={find('data/jupyterlab/extensions').resolve()}",
             "--LabApp.custom_css=True",
             # A kernel without an open page ends after a night.
             f"--MappingKernelManager.cull_idle_timeout={8 * 3600}",

@@ -92,7 +92,7 @@ def page(lab):
     """JupyterLab in a browser, with nothing open."""
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(**LAUNCH)
-        page = chromium.new_page(viewport={"width": 1366, "height": 900})
+        page = chromium.new_page(viewport={"width": 1366, "height": 768})
         page.goto(lab[0], timeout=2 * MINUTE)
         page.wait_for_function("() => window.jupyterapp?.shell", timeout=2 * MINUTE)
         page.evaluate("() => window.jupyterapp.restored")
@@ -129,7 +129,7 @@ class Notebook:
         # It has answered.
         self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.info")
 
-    def _command(self, name: str) -> None:
+    def command(self, name: str) -> None:
         """Choose an entry of the menu; returns when its action has ended."""
         self.page.evaluate(
             "name => { window.ended = false; window.jupyterapp.commands.execute(name).finally(() =>"
@@ -139,18 +139,24 @@ class Notebook:
         self.page.wait_for_function("window.ended", timeout=5 * MINUTE)
         self.wait_for_kernel()
 
+    def select(self, text: str) -> None:
+        """Make the first code cell that contains this text the active one."""
+        source = self.page.evaluate(
+            """text => { const notebook = window.jupyterapp.shell.currentWidget.content
+            const has = cell => cell.model.type == 'code' && cell.model.sharedModel.source.includes(text)
+            notebook.activeCellIndex = notebook.widgets.findIndex(has)
+            notebook.mode = 'command'
+            notebook.activate()
+            return notebook.activeCell.model.sharedModel.source }""",
+            text,
+        )
+        assert text in source, f"no cell has {text!r}"
+
     def run(self, *texts: str) -> None:
         """Run the cells that contain these texts, one after the other."""
         for text in texts:
-            cells = self.page.evaluate(
-                """text => { const notebook = window.jupyterapp.shell.currentWidget.content
-                const has = cell => cell.model.type == 'code' && cell.model.sharedModel.source.includes(text)
-                notebook.activeCellIndex = notebook.widgets.findIndex(has)
-                return notebook.activeCell.model.sharedModel.source }""",
-                text,
-            )
-            assert text in cells, f"no cell has {text!r}"
-            self._command("notebook:run-cell")
+            self.select(text)
+            self.command("notebook:run-cell")
 
     def run_instead(self, code: str) -> None:
         """Run this code in the second cell of code, in place of its own: the first cell is folded."""
@@ -161,7 +167,7 @@ class Notebook:
             second.model.sharedModel.setSource(code) }""",
             code,
         )
-        self._command("notebook:run-cell")
+        self.command("notebook:run-cell")
 
     def sources(self) -> list[str]:
         return self.page.evaluate(
@@ -196,22 +202,24 @@ def notebook(page, lab, request):
     opened.close()
 
 
-# What is wrong on the screen. off: neither the last cell nor the next one is visible; wide, empty: numbers
-# of outputs that are too wide, and of pictures without content. JupyterLab scrolls before an output is added,
-# which may move the next cell below the edge.
+# What is wrong on the screen. above: the top of the last cell's output is above the screen; off: neither the
+# last cell nor the next one is visible; wide, empty: numbers of outputs that are too wide, and of pictures
+# without content. JupyterLab scrolls before an output is added, which may move the next cell below the edge.
 SEEN = """() => {
     const notebook = window.jupyterapp.shell.currentWidget.content
     const panel = notebook.node.getBoundingClientRect()
     const at = notebook.activeCellIndex, near = notebook.widgets.slice(Math.max(0, at - 1), at + 1)
     const boxes = near.map(cell => cell.node.getBoundingClientRect())
+    const output = near[0].node.querySelector('.jp-Cell-outputArea')
     const outputs = [...notebook.node.querySelectorAll('.jp-OutputArea-output')]
     const empty = image => !image.naturalWidth || !image.getBoundingClientRect().height
     return {
+        above: output?.offsetHeight > 0 && output.getBoundingClientRect().top < panel.top - 1,
         off: boxes.every(cell => cell.top >= panel.bottom || cell.bottom <= panel.top),
         wide: outputs.filter(n => n.getBoundingClientRect().right > panel.right + 1).length,
         empty: outputs.flatMap(n => [...n.querySelectorAll('img')]).filter(empty).length,
     } }"""
-RIGHT = {"off": False, "wide": 0, "empty": 0}
+RIGHT = {"above": False, "off": False, "wide": 0, "empty": 0}
 
 
 OFTEN = ("01", "07", "14")  # the other notebooks have the same parts, and are tested once a week
