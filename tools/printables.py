@@ -17,6 +17,7 @@ from three_axes.files import find
 
 from . import wall
 from .pages import exercises, questions, stub, task, unlinked
+from .site import lines
 
 # The CSS of each kind of page.
 ONE_TO_A_PAGE = """@page { size: A4 landscape; margin: 12mm }
@@ -95,8 +96,8 @@ def rows() -> tuple[list[str], list[list[str]]]:
     for path in notebooks():
         for cell in nbformat.read(path, as_version=4).cells:
             if cell.cell_type == "markdown" and "## Cheat sheet" in cell.source:
-                lines = re.findall(r"(?m)^\|(.*)\|\s*$", cell.source.split("## Cheat sheet")[1])
-                head, _, *rest = [[_plain(part) for part in line.split("|")] for line in lines]
+                table = re.findall(r"(?m)^\|(.*)\|\s*$", cell.source.split("## Cheat sheet")[1])
+                head, _, *rest = [[_plain(part) for part in line.split("|")] for line in table]
                 listed += [{"drop": path.name[:2]} | dict(zip(head, row)) for row in rest]
     columns = list(dict.fromkeys(name for row in listed for name in row))
     return columns, [[row.get(name, "") for name in columns] for row in listed]
@@ -124,8 +125,8 @@ def cheatsheet_body() -> str:
 
 
 def write_worksheets(folder: Path) -> None:
-    """Write worksheets.html: for each drop its questions and room for answers, on a page of A4; a long
-    solution's lines need a second one. An exercise is printed without its title, which may contain the
+    """Write worksheets.html: for each drop its questions and room for answers, on a page of A4; where the
+    exercise has a table (13), on two. An exercise is printed without its title, which may contain the
     answer.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -150,8 +151,12 @@ def _worksheet(path: Path) -> str:
     parts = [f"<h2>{escape(markdown.splitlines()[0].lstrip('# '))}</h2>", "<p>Name:</p>"]
     parts += [f"<pre>{escape(text)}</pre><p>because</p>{line}" for text in predicted]
     for (time, text), begun, solution in zip(practice, stubs, solutions):
-        text = re.sub(r"(?m)^\|.*$", "", task(text))  # without tables
+        table = [row for row in re.findall(r"(?m)^\|(.*)\|\s*$", text) if not row.startswith("-")]
+        text = re.sub(r"(?m)^\|.*$", "", task(text))
         parts += [f"<h3>Practice: {escape(time)}</h3><p>{escape(_plain(text))}</p>"]
+        parts += [f"<p>{escape(_plain(row).replace(' | ', ': ', 1))}</p>" for row in table]
+        if table:  # it names lines of the cost model
+            parts += [f"<p>Your lines: {escape(', '.join(lines.signatures()))}</p>"]
         parts += [f"<pre>{escape(begun)}</pre>" if begun else "", _room(solution) * line]
     parts += [f"<p>{escape(question)}</p>{line}" for question in questions(markdown)]
     parts += ["<p>What would you add to the cheat sheet?</p>"]

@@ -2,11 +2,13 @@
 
 import ast
 import html
+import inspect
 import re
 
 import nbformat
 import pytest
 
+from drops.lines import LINES
 from helpers.practice import cards
 from helpers.practice.books import drop_number, notebooks
 from tools import pages, printables, slides
@@ -45,6 +47,13 @@ def test_every_drop_has_a_worksheet(tmp_path):
         assert "☐" in page and page.count("?</p>") >= 3 and "<details>" not in page
         (task,) = re.findall(r"<h3>Practice: \w+, \d+ minutes</h3>(<p>.*?</pre>)", page, re.S)
         assert len(task.split()) > 20 and "hint()" not in task and "<pre>def " in task, task
+
+
+def test_the_sheet_of_13_has_what_its_exercise_needs():
+    page = printables._worksheet(next(path for path in notebooks() if drop_number(path) == "13"))
+    terms = ("work", "tp", "idle", "dp", "sends", "memory")
+    assert all(f"<p>{term}: " in page for term in terms) and "<p>field: with T = b·s tokens" in page
+    assert all(f"{name}{inspect.signature(line.ours)}" in page for name, line in LINES.items())
 
 
 def test_a_worksheet_has_a_dotted_line_for_each_line_of_the_solution_that_fits():

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 
+from drops.lines import LINES
 from helpers.draw import explore
 from helpers.draw.holding import PARTS
 from helpers.practice import cards
@@ -405,6 +406,11 @@ def test_a_page_asks_its_drops_line_for_a_number_and_keeps_it(visit, drop, width
 def test_numbers_are_asked_where_a_drop_has_a_line():
     sources = {drop: path.read_text(encoding="utf-8") for drop, path in BOOKS.items()}
     assert list(lines.questions()) == [drop for drop, source in sources.items() if ".line.check(" in source]
+    for drop, asked in lines.questions().items():
+        line = LINES[asked["name"]]
+        assert line.drop == drop and asked["shown"] == line.shown(
+            line.ours(*line.cases[asked["case"]])
+        ).replace("%", " %")
 
 
 @needs_chromium
@@ -590,7 +596,7 @@ def test_cards_turn_and_come_back(visit):
 def test_cards_and_worksheets_print_a_page_each_in_an_order_that_is_read_aloud(chromium, tmp_path):
     printables.write_cards(tmp_path)
     printables.write_worksheets(tmp_path)
-    for name, count in (("cards", 2 * len(cards.load())), ("worksheets", len(BOOKS))):
+    for name, count in (("cards", 2 * len(cards.load())), ("worksheets", len(BOOKS) + 1)):  # 13: 2 pages
         page = chromium.new_page()
         page.goto((tmp_path / f"{name}.html").as_uri())
         printed = page.pdf(prefer_css_page_size=True, tagged=True)
