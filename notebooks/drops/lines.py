@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -112,38 +113,51 @@ class Line:
         """The course's line."""
         return self.exercise.solution()
 
-    def below(self, table: Table) -> Table:
-        """A table whose column "predicted" is of this line, and below it a sentence on whose line that is:
-        none for the course's.
+    def below(self, table: Table, *others: Line) -> Table:
+        """A table whose column "predicted" is of this line, and of others; below it a sentence on whose lines
+        they are, none if all are the course's.
         """
-        mine = kept()
-        if self.name in mine.right:
-            table.note = f"predicted: by your {self.name}{mine.where}"
-        elif why := mine.broken.get(self.name):
-            table.note = f"predicted: by the course's {self.name}, because of yours{mine.where}: {why}"
+        mine, used = kept(), [line.name for line in (self, *others)]
+        whose = [
+            f"by the course's {name}, not by yours{mine.where}: {mine.broken[name]}"
+            for name in used
+            if name in mine.broken
+        ]
+        if yours := [name for name in used if name in mine.right]:
+            whose.insert(0, f"by your {', '.join(yours)}{mine.where}")
+        if whose:
+            table.note = f"predicted: {'; '.join(whose)}"
         return table
 
     def wrong(self, attempt: Callable) -> str:
-        """'' if a function is right in all cases, else a sentence on the first in which it is not."""
+        """'' if a function is right in all cases, else a sentence on the first in which it is not; on another
+        in which it is farther off, if a small part alone is wrong in the first.
+        """
+        off: list[tuple[float, str]] = []
         for i, (where, given) in enumerate(self.cases.items()):
             with _ours_alone():
                 try:
-                    mine = number(attempt(*given))
+                    if (value := attempt(*given)) is None:
+                        return f"{where}: yours returns None. Is its `return` missing?"
+                    mine = number(value)
                 except Exception as e:  # whatever the reader's line raises
                     return f"{where}: yours ends with {type(e).__name__}: {e}."
             truth = self.ours(*given)
             if abs(mine - truth) > 1e-6 * max(abs(truth), 1e-12):
                 said, true = self.shown(mine), self.shown(truth)
-                if said == true:
+                if said == true or mine and not re.search("[1-9]", said):
                     said, true = f"{mine:.6g}", f"{truth:.6g}"
-                return f"{where}: yours says {said}, {'right is' if i else self.found} {true}."
-        return ""
+                sentence = f"{where}: yours says {said}, {'right is' if i else self.found} {true}."
+                off.append((abs(mine / truth - 1) if truth else 1.0, sentence))
+        if not off:
+            return ""
+        return off[0][1] if off[0][0] > 0.1 else max(off)[1]
 
     def _judge(self, attempt: Callable) -> Answer:
         if isinstance(attempt, Line):
             return wrong("the course's own line", f"Write `{self.name}` yourself, in this cell.")
         if getattr(attempt, "__name__", "") != self.name:
-            return wrong("another name", f"Call your function `{self.name}`.")
+            return wrong("another name", f"Write it as a function: `def {self.name}{self._signature}:`.")
         if not (text := self.wrong(attempt)):
             return right("Right.")
         for name, (other, why) in self.mistakes.items():
@@ -247,13 +261,18 @@ def keep(function: Callable, name: str, comment: str) -> str:
     if path is not None:
         before, sentence = _before(path)
     source = before
+    for line in _imports(_called(function)):
+        if line not in source.splitlines():
+            source = f"{source.rstrip()}\n{line}\n"
     for one, text in functions.items():
         note = f"# {comment}\n" if one == name else ""
         source = f"{_without(source, one).rstrip()}\n\n\n{note}{text.strip()}\n"
     if name not in _read(source, "", tuple(JUDGES)).right:
+        names = names_in(function) & set(function.__globals__) - set(JUDGES)
+        used = ", ".join(f"`{one}`" for one in sorted(names)) or "names"
         return (
-            "It uses names from outside of it, so it is not kept, and the course's line is used. Put what it"
-            " needs into it, and check again."
+            f"It uses {used} from outside of it, so it is not kept, and the course's line is used. Put what"
+            " it needs into it, and check again."
         )
     if path is None:
         _in_kernel[0] = source
@@ -263,6 +282,20 @@ def keep(function: Callable, name: str, comment: str) -> str:
     except OSError as e:
         return f"{path.name} could not be written ({e.strerror}), so the course's line is used."
     return f"It is kept in {path.name}, and used from here on.{sentence}{_to_copy()}"
+
+
+def _imports(functions: list[Callable]) -> list[str]:
+    """The imports of modules and classes that these functions of a notebook use."""
+    lines = []
+    for one in functions:
+        for name in sorted(names_in(one) & set(one.__globals__)):
+            value = one.__globals__[name]
+            if inspect.ismodule(value):
+                lines.append(f"import {value.__name__}" + f" as {name}" * (name != value.__name__))
+            elif inspect.isclass(value) and value.__module__ not in ("__main__", one.__module__, "builtins"):
+                as_name = f" as {name}" * (name != value.__name__)
+                lines.append(f"from {value.__module__} import {value.__name__}{as_name}")
+    return lines
 
 
 def _to_copy() -> str:
@@ -395,7 +428,7 @@ def _seconds(x: float) -> str:
         "the same with a sequence of 131,072": (8e9, 32, 4096, 131072, 131072, 554e12),
         "no parameters, 1 layer, h = 1, s = 1, 1 token, 1 a second": (0, 1, 1, 1, 1, 1),
     },
-    "by both addends it is",
+    "with matrices and attention it is",
     shown=_seconds,
     mistakes={
         "forward alone": (

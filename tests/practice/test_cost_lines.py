@@ -135,7 +135,7 @@ def written(folder, name: str, body: str, more: str = ""):
 def test_an_attempt_at_a_line_is_right_or_meets_this_drops_figure(tmp_path, name, returned, told):
     answer = LINES[name].check(written(tmp_path, name, f"return {returned}"))
     assert (answer.kind, answer.misconception or "") == ("wrong" if told else "right", told), answer
-    assert not told or "yours says" in answer.text
+    assert not told or "yours says" in answer.text and "yours says 0 B" not in answer.text
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -168,6 +168,11 @@ def test_a_right_line_is_kept_and_used_and_named_below_the_table(beside_progress
     assert line.whose is not line.ours and line(8, 4) == 12
     assert repr(line.below(Table(["a"], [["1"]]))).endswith("predicted: by your all_reduce in cost_model.py")
     assert "by your all_reduce" in line.below(Table(["a"], [["1"]]))._repr_html_()
+    of_three = LINES["tp_sends"].below(Table(["a"], [["1"]]), line, LINES["stage_sends"])
+    assert of_three.note == "predicted: by your all_reduce in cost_model.py"
+    file.write_text(file.read_text() + "\n\ndef stage_sends(h, T, t=1, e=2):\n    return h\n")
+    of_three = LINES["tp_sends"].below(of_three, line, LINES["stage_sends"])
+    assert "your all_reduce in cost_model.py; by the course's stage_sends, not by yours" in of_three.note
 
 
 def test_a_line_that_was_edited_is_used_while_it_is_right(beside_progress):
@@ -180,7 +185,7 @@ def test_a_line_that_was_edited_is_used_while_it_is_right(beside_progress):
     below = repr(line.below(Table(["a"], [["1"]])))
     assert (
         line.whose is line.ours
-        and "by the course's all_reduce, because of yours in cost_model.py: 13.2 MB" in below
+        and "by the course's all_reduce, not by yours in cost_model.py: 13.2 MB" in below
     )
     file.write_text(kept + "def no(:")
     assert line(8, 4) == 12 and "it does not run (SyntaxError" in repr(line.below(Table(["a"], [["1"]])))
@@ -213,6 +218,15 @@ def test_a_line_that_needs_other_names_is_not_kept(beside_progress):
     made = written(beside_progress, "all_reduce", "return TWO * (d - 1) / d * S", "TWO = 2\n")
     assert "not kept" in LINES["all_reduce"].check(made).text
     assert not (beside_progress / "cost_model.py").exists()
+
+
+def test_a_line_is_kept_with_the_imports_that_it_uses(beside_progress):
+    more = "import numpy as np\nfrom fractions import Fraction\n"
+    made = written(
+        beside_progress, "all_reduce", "return float(np.float64(2) * S * (1 - Fraction(1, d)))", more
+    )
+    assert "It is kept" in LINES["all_reduce"].check(made).text
+    assert LINES["all_reduce"].whose is not LINES["all_reduce"].ours
 
 
 def test_another_file_of_this_name_is_renamed_in_a_sentence(beside_progress):

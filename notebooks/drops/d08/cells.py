@@ -56,7 +56,7 @@ def by_lines() -> dict[str, float]:
     return {
         "tp": lines.tp_sends(L=2, h=h, T=T, t=2, e=e),
         "dp": lines.all_reduce(e * parameters, 2),
-        "pp": lines.stage_sends(h=h, T=T, e=e),
+        "pp": lines.stage_sends(h=h, T=T, t=1, e=e),  # both tp ranks have the whole activation
     }
 
 
@@ -86,7 +86,7 @@ def bandwidths(world: World) -> Table:
 
 
 def by_axis(traffic: Traffic, sizes: dict[str, int], predicted: dict[str, float], rank: int = 0) -> Table:
-    """Bytes that `rank` sent along each axis, in three ways: predicted, counted, on the wire.
+    """Bytes that `rank` sent along each axis, in three ways: predicted (`by_lines`), counted, on the wire.
 
     Two ranks share a group of at most one axis, so a byte's receiver determines its axis.
     """
@@ -98,7 +98,8 @@ def by_axis(traffic: Traffic, sizes: dict[str, int], predicted: dict[str, float]
         ratio = "n/a" if wire is None or not predicted[axis] else f"{wire / predicted[axis]:.2f}"
         rows.append([axis, *map(human, (predicted[axis], counted, wire)), ratio])
     columns = ["axis", "predicted", "counted", "on the wire", "wire ÷ predicted"]
-    return Table(columns, rows, title=f"bytes sent by rank {rank}, along each axis")
+    made = Table(columns, rows, title=f"bytes sent by rank {rank}, along each axis")
+    return lines.tp_sends.below(made, lines.all_reduce, lines.stage_sends)
 
 
 def one_step(world: World, sizes: dict[str, int]) -> Step:
@@ -176,5 +177,8 @@ def answer(inside: float, outside: float) -> tuple[str, str]:
         "more than three times as long": (3, math.inf),
     }
     option = next((name for name, (least, most) in spans.items() if least < times < most), "")
-    why = "tp sends in every layer, and every product waits for it."
+    why = (
+        "tp sends in every layer, and every product waits for it. So **tp innermost**: it stays in the node,"
+        " or NVLink domain."
+    )
     return (option, why) if option else (f"none of these: {times:.1f} times as long", BUSY)

@@ -171,16 +171,24 @@ def by_framework(world: World) -> Table:
 
 
 def step_bytes(world: World, moved: dict[str, Traffic]) -> Table:
-    """Bytes of one step in units of S·(d-1)/d, where S is the bytes of the gradients, in three ways."""
+    """Bytes of one step in units of S·(d-1)/d, where S is the bytes of the gradients: by the line
+    `all_reduce`, which has two halves, and three under ZeRO-3; counted; and on the wire.
+    """
     d, p = len(world), 4 * sum(q.numel() for q in toy.ToyTransformer().parameters())
-    unit = p * (d - 1) / d
+    unit, half = p * (d - 1) / d, lines.all_reduce(p, d) / 2
     in_units = lambda size: "n/a" if size is None else f"{size / unit:.2f}"
     rows = [
-        [kind, "3" if KINDS[kind] == 3 else "2", in_units(sent.counted[0]), in_units(sent.wire[0])]
+        [
+            kind,
+            f"{(3 if KINDS[kind] == 3 else 2) * half / unit:g}",
+            in_units(sent.counted[0]),
+            in_units(sent.wire[0]),
+        ]
         for kind, sent in moved.items()
     ]
     columns = ["", "predicted", "counted", "on the wire"]
-    return Table(columns, rows, title="sent by one rank in a step, in units of S·(d−1)/d")
+    made = Table(columns, rows, title="sent by one rank in a step, in units of S·(d−1)/d")
+    return lines.all_reduce.below(made)
 
 
 # -- activations -------------------------------------------------------------------------------

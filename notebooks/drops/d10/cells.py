@@ -141,15 +141,15 @@ def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
     elif remedy == "ZeRO-3":
         states = 12 * n / RANKS
     elif remedy == "4 microbatches":
-        return 16 * n + (4 * 16 + output) * unit / 4
+        return 16 * n + (blocks + output * unit) / 4
     elif remedy == "recompute 2 blocks":
-        return states + (2 + 2 * 16 + output) * unit
+        blocks = (keeps(4) + keeps(64)) / 2
     elif remedy == "recompute":
         # Four inputs; then the output layer, or a whole block again and its first gradients.
         return states + keeps(4) + max(output, 16 + 5) * unit
     elif remedy == "TP + SP":
         ends = (2 * toy.VOCABULARY + LONG) * HIDDEN
-        return 16 * ((n - ends) / RANKS + ends) + (4 * 5.5 + output) * unit
+        return 16 * ((n - ends) / RANKS + ends) + keeps(4 * 5.5) + output * unit
     elif remedy == "offload":
         return states + output * unit
     return states + blocks + output * unit
@@ -237,6 +237,7 @@ def microbatches_table(measured: dict[int, tuple[int, float]]) -> Table:
 
 MODEL, CLUSTER, BATCH = find_model("llama-2-13b"), CLUSTERS["dgx-a100"], 64
 LAYOUT = Layout(dp=4, tp=2, zero=1, microbatch=4)  # eight A100s in one node
+STATES = ("weights", "gradients", "optimizer")
 PADDED, LONGEST = 1024, 5120  # tokens of the longest sequence of a batch, to which all are padded
 
 
@@ -246,30 +247,41 @@ def held(tokens: int, **changed) -> Estimate:
 
 
 def the_13b() -> Table:
-    """One GPU's bytes in the usual batch, in the long one, and in the long one with each remedy."""
+    """One GPU's bytes in the usual batch, in the long one, and in the long one with each remedy: by the lines
+    `states` and `activations`, and the rest by the planner.
+    """
     cases = {
-        "usual": held(PADDED),
-        "long": held(LONGEST),
-        "long, DP 8 on 16 GPUs": held(LONGEST, dp=8),
-        "long, ZeRO-3": held(LONGEST, zero=3),
-        "long, microbatches of 1": held(LONGEST, microbatch=1),
-        "long, recompute 26 of 40": held(LONGEST, recompute="full", recomputed=26),
-        "long, recompute": held(LONGEST, recompute="full"),
+        "usual": (PADDED, {}),
+        "long": (LONGEST, {}),
+        "long, DP 8 on 16 GPUs": (LONGEST, {"dp": 8}),
+        "long, ZeRO-3": (LONGEST, {"zero": 3}),
+        "long, microbatches of 1": (LONGEST, {"microbatch": 1}),
+        "long, recompute 26 of 40": (LONGEST, {"recompute": "full", "recomputed": 26}),
+        "long, recompute": (LONGEST, {"recompute": "full", "recomputed": MODEL.layers}),
     }
-    rows = []
-    for name, e in cases.items():
-        states = sum(e.memory[kind] for kind in ("weights", "gradients", "optimizer"))
-        activations = e.memory["activations"]
-        parts = states, activations, e.memory_bytes - states - activations, e.memory_bytes
-        rows.append([name, *map(human, parts), "fits" if e.fits else "tight" if e.tight else "too much"])
-    return Table(
-        ["batch", "states", "activations", "rest", "a GPU", f"of {human(CLUSTER.device.memory)}"],
+    rows, k = [], 16 + 6 * MODEL.ffn / MODEL.hidden
+    for name, (tokens, changed) in cases.items():
+        layout, e = replace(LAYOUT, **changed), held(tokens, **changed)
+        kept = lambda layers, k, at=(MODEL.hidden, layout.microbatch * tokens, layout.tp): line(
+            layers, *at, k
+        )
+        again = layout.recomputed if layout.recompute == "full" else 0
+        parts = {
+            "states": lines.states(MODEL.params / layout.tp, layout.dp, layout.zero),
+            "activations": kept(MODEL.layers - again, k) + kept(again, 2),
+            "rest": e.memory_bytes - sum(e.memory[kind] for kind in (*STATES, "activations")),
+        }
+        sizes = *parts.values(), sum(parts.values())
+        rows.append([name, *map(human, sizes), "fits" if e.fits else "tight" if e.tight else "too much"])
+    made = Table(
+        ["batch", *parts, "a GPU", f"of {human(CLUSTER.device.memory)}"],
         rows,
         title=(
             f"{MODEL.name} on eight A100s: DP 4 · TP 2 with ZeRO-1, microbatches of 4, padded to"
             f" {PADDED:,} or {LONGEST:,} tokens"
         ),
     )
+    return line.below(made, lines.states)
 
 
 def last_lines() -> str:
