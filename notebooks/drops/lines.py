@@ -130,8 +130,8 @@ class Line:
         return table
 
     def wrong(self, attempt: Callable) -> str:
-        """'' if a function is right in all cases, else a sentence on the first in which it is not; on another
-        in which it is farther off, if a small part alone is wrong in the first.
+        """'' if a function is right in all cases, else a sentence on the first case in which it is off by more
+        than a tenth, or on the case in which it is off most.
         """
         off: list[tuple[float, str]] = []
         for i, (where, given) in enumerate(self.cases.items()):
@@ -151,7 +151,7 @@ class Line:
                 off.append((abs(mine / truth - 1) if truth else 1.0, sentence))
         if not off:
             return ""
-        return off[0][1] if off[0][0] > 0.1 else max(off)[1]
+        return next((sentence for share, sentence in off if share > 0.1), max(off)[1])
 
     def _judge(self, attempt: Callable) -> Answer:
         if isinstance(attempt, Line):

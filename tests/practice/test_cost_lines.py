@@ -91,6 +91,7 @@ ATTEMPTS = {
         ),
         "n * (w + g + o)": "another figure",
         "n * (w + g + o) / d": "another figure",
+        "n * (w + g + o) / d / 1e9": "another figure",
         "n * [w + g + o, w + g + o / d, w / d + g + o / d, (w + g + o) / d][zero]": "another figure",
         "n * [16, 4 + 12 / d, 2 + 14 / d, 16 / d][zero]": "another figure",
     },
@@ -135,7 +136,17 @@ def written(folder, name: str, body: str, more: str = ""):
 def test_an_attempt_at_a_line_is_right_or_meets_this_drops_figure(tmp_path, name, returned, told):
     answer = LINES[name].check(written(tmp_path, name, f"return {returned}"))
     assert (answer.kind, answer.misconception or "") == ("wrong" if told else "right", told), answer
-    assert not told or "yours says" in answer.text and "yours says 0 B" not in answer.text
+    assert not told or "yours says" in answer.text
+
+
+def test_a_wrong_figure_is_shown_where_and_as_it_can_be_seen(tmp_path):
+    """Attention is 1 % of the toy's step, and gigabytes are no bytes."""
+    matrices = LINES["compute"].check(written(tmp_path, "compute", "return 6 * N * T / C"))
+    assert "8,192, 554·10¹² a second: yours says 710 ms" in matrices.text
+    gigabytes = LINES["states"].check(written(tmp_path, "states", "return n * (w + g + o) / 1e9"))
+    assert "yours says 0.0527647, the ranks hold 33.0 MB" in gigabytes.text
+    nothing = LINES["shows"].check(written(tmp_path, "shows", "print(A - hides)"))
+    assert "yours returns None" in nothing.text
 
 
 @pytest.mark.parametrize("name", LINES)

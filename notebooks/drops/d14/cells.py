@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from drops import d13
+from three_axes.paper.hardware import DEVICES
 from three_axes.plan import (
     CLUSTERS,
     FRAMEWORKS,
@@ -64,7 +65,7 @@ def whose(cost: Callable) -> str:
 
 def shown(cut: d13.Cut) -> str:
     """A layout's name in tables and pictures."""
-    name = f"FSDP {cut.d}, recompute" if cut.zero == 3 and cut.again and cut.t * cut.p == 1 else str(cut)
+    name = f"FSDP {cut.d}" + ", recompute" * cut.again if cut.zero == 3 and cut.t * cut.p == 1 else str(cut)
     return name + ", rule of thumb" * (cut == THUMB)
 
 
@@ -81,17 +82,27 @@ def table(cost: Callable, mine: d13.Cut) -> Table:
     rows = []
     for cut, c in sorted(costs.items(), key=lambda row: (row[1].memory > CARD, row[1].seconds)):
         free = (CARD - c.memory) / 1e9
-        fits = "does not fit" if free < 0 else f"tight, {free:.0f} GB free" if c.memory > ROOM else "fits"
-        rows.append([shown(cut), f"{c.seconds:.1f} s", f"{c.memory / 1e9:.0f} GB", fits])
+        fits = "does not fit" if free < 0 else f"tight, {free:.1f} GB free" if c.memory > ROOM else "fits"
+        rows.append([shown(cut), f"{c.seconds:.1f} s", f"{c.memory / 1e9:.1f} GB", fits])
     made = Table(["DP · TP · PP", "a step", "the fullest GPU", ""], rows, title=f"By {whose(cost)}")
-    made.note = getattr(cost, "where", "") if "because" in getattr(cost, "where", "") else ""
+    made.note = f"{cost}" if "because" in getattr(cost, "where", "") else ""
     return made
 
 
 def answer(cost: Callable, options: Sequence[str]) -> tuple[str, str, str]:
     """The arguments of `guess.reveal`: the fastest of CUTS that leaves a tenth of the GPU free."""
-    best = shown(fastest(cost, JOB))
-    why = "A row above it in the table leaves less than a tenth free."
+    best, chunks = shown(fastest(cost, JOB)), cost(JOB, d13.Cut(2, 4, 8, v=5))
+    eight, four = cost(JOB, THUMB), cost(JOB, d13.Cut(2, 4, 8))
+    why = (
+        "A row above it in the table leaves less than a tenth free.\n\n"
+        f"All layouts compute for the same {eight.work:.1f} s; FSDP computes a third more, because it must"
+        f" recompute. The rest is what you choose. TP 8 pays {eight.tp:.1f} s for its sums, TP 4 pays"
+        f" {four.tp:.1f}. TP 4 needs eight stages to fit, and their bubble costs {four.idle:.1f} s. Five"
+        f" chunks leave {chunks.idle:.1f} s of it, but then {(CARD - chunks.memory) / 1e9:.1f} GB are left."
+        " The layout without stages has no bubble at all, and no room.\n\n"
+        "**It is a tie**: the winner, the rule of thumb, with chunks or without, and FSDP are within a tenth"
+        f" of each other, by {whose(cost)} and by the planner. So seconds do not decide."
+    )
     return best if best in options else f"none of these: {best}", why, "Computed"
 
 
@@ -116,40 +127,47 @@ def _terms(c: d13.Cost) -> dict[str, float]:
 
 
 def _domain(name: str) -> dict:
-    """The changed fields of the job on a cluster of this name."""
+    """The changed fields of the job in FP8 on a cluster of this name."""
     C, W, R = d13.reaches(name)
-    return {"C": C, "W": W, "R": R, "node": CLUSTERS[name].gpus_per_node}
+    return {"C": 2 * C, "W": W, "R": R, "node": CLUSTERS[name].gpus_per_node}
 
 
 TIED = (THUMB._replace(v=8), FSDP)  # within a tenth of the fastest, by the lines and by the planner
 FP8 = "FP8: twice C, the same W"
-GB200 = "64 GB200, one NVLink domain"
-IN_DOMAIN = (*CUTS, d13.Cut(8, 2, 4), d13.Cut(8, 2, 4, v=5))
+GB200, GB300 = "FP8 on 64 GB200, one NVLink domain", "FP8 on 64 GB300, one NVLink domain"
+IN_DOMAIN = (*CUTS, d13.Cut(8, 2, 4), d13.Cut(8, 2, 4, v=5), FSDP._replace(b=1, again=0))
+CLUSTER_OF = {GB200: "gb200-nvl72", GB300: "gb300-nvl72"}
 CHANGES = {
     "as asked": {},
     "half the network between nodes": {"R": JOB.R / 2},
     "a quarter of the batch": {"batch": JOB.batch // 4},
     FP8: {"C": 2 * JOB.C},
-    GB200: _domain("gb200-nvl72"),
+    **{what: _domain(name) for what, name in CLUSTER_OF.items()},
 }
 # What NVIDIA prints of this model on 64 GPUs, 256 sequences of 8,192 tokens, container 26.02: tokens/s of a
 # GPU (Megatron-Bridge, docs/performance-summary.md at df0289c).
-PRINTED = {FP8: "TP 4 · PP 8, v 5: 1,621", GB200: "FSDP 64: 4,040; TP 2 · PP 4, v 5: 3,887"}
+PRINTED = {
+    FP8: "TP 4 · PP 8, v 5: 1,621",
+    GB200: "FSDP 64: 4,040; TP 2 · PP 4, v 5: 3,887",
+    GB300: "FSDP 64: 5,003",
+}
 
 
 def changes(cost: Callable) -> Table:
-    """The fastest layout that fits for each of CHANGES, and the seconds of those that tie as asked."""
+    """For each of CHANGES: the fastest layout that fits, with the tokens/s of a GPU; the seconds of those
+    that tie as asked; and what NVIDIA prints.
+    """
     now, rows = fastest(cost, JOB), []
     for what, changed in CHANGES.items():
         job, cuts, room = JOB._replace(**changed), CUTS, ROOM
-        if what == GB200:
-            cuts, room = IN_DOMAIN, (1 - KEPT) * CLUSTERS["gb200-nvl72"].device.memory
+        if what in CLUSTER_OF:
+            cuts, room = IN_DOMAIN, (1 - KEPT) * CLUSTERS[CLUSTER_OF[what]].device.memory
         best = fastest(cost, job, cuts, room)
-        seconds = (f"{cost(job, cut).seconds:.2f}" for cut in (best, now, *TIED) if _whole(job, cut))
-        padded = [*seconds, *[""] * len(TIED)][:4]
-        rows.append([what, shown(best), *padded, PRINTED.get(what, "")])
-    columns = ["the job", "the fastest that fits", "s", *map(shown, (now, *TIED)), "NVIDIA prints"]
-    return Table(columns, rows)
+        speed = job.batch * job.s / GPUS / cost(job, best).seconds
+        tied = (f"{cost(job, cut).seconds:.2f}" if _whole(job, cut) else "cannot be" for cut in (now, *TIED))
+        rows.append([what, shown(best), f"{speed:,.0f}", *tied, PRINTED.get(what, "")])
+    names = (f"{shown(cut)}, s" for cut in (now, *TIED))
+    return Table(["the job", "the fastest that fits", "tokens/s", *names, "NVIDIA prints"], rows)
 
 
 def defended(cost: Callable) -> str:
@@ -162,7 +180,7 @@ def defended(cost: Callable) -> str:
         far = [axis for axis, (ranks, stride) in strides.items() if ranks > 1 and ranks * stride > JOB.node]
         crosses[cut] = " and ".join(far) or "nothing"
     all_of = lambda tell: ", ".join(tell(cut) for cut in three)
-    turned = {what: fastest(cost, JOB._replace(**CHANGES[what])) for what in list(CHANGES)[2:4]}
+    why = ", because PP alone crosses nodes, and sends least" if crosses[best] == "PP" else ""
     return "\n".join(
         [
             f"A tie: {'; '.join(map(shown, three))}.",
@@ -173,13 +191,20 @@ def defended(cost: Callable) -> str:
             f" {whose(cost)}, {all_of(lambda cut: f'{planned(cut)[1] / 1e9:.0f}')} by the planner;",
             f"  what crosses nodes: {'; '.join(crosses.values())};",
             "  what your framework ships: Megatron-LM has the first two, FSDP is PyTorch's own.",
-            f"I take {layout.axes}. Bubble: ({best.p} − 1)/{slots} of the step,"
-            f" {cost(JOB, best).idle:.1f} s.",
+            f"I take {layout.axes}{why}. Its room is the least: measure that first.",
+            f"Bubble: ({best.p} − 1)/{slots} of the step, {cost(JOB, best).idle:.1f} s.",
             "What would change my mind: "
-            + "; ".join(f"{what} (then {shown(cut)})" for what, cut in turned.items())
+            + "; ".join(f"{what} (then {_then(cost, what, best)})" for what in list(CHANGES)[2:4])
             + "; and a framework that hides TP's sums.",
         ]
     )
+
+
+def _then(cost: Callable, what: str, mine: d13.Cut) -> str:
+    """The fastest layout after one of CHANGES, and whether `mine` then ties with it."""
+    job = JOB._replace(**CHANGES[what])
+    best = fastest(cost, job)
+    return shown(best) + ", a tie" * (cost(job, mine).seconds < 1.1 * cost(job, best).seconds)
 
 
 def _whole(job: d13.Given, cut: d13.Cut) -> bool:
@@ -190,32 +215,38 @@ def _whole(job: d13.Given, cut: d13.Cut) -> bool:
 # -- a job of one's own ---------------------------------------------------------------------------
 
 # Names of clusters for `your_job`.
-YOURS = {name: CLUSTERS[name] for name in ("dgx-a100", "dgx-h100", "dgx-b200", "gb200-nvl72")}
-_SMALL = replace(CLUSTERS["dgx-a100"].device, name="a100-40gb", memory=40 * 2**30, bandwidth=1.555e12)
-YOURS["dgx-a100-40gb"] = replace(CLUSTERS["dgx-a100"], name="dgx-a100-40gb", device=_SMALL)
+YOURS = {name: CLUSTERS[name] for name in ("dgx-a100", "dgx-h100", "dgx-b200", *CLUSTER_OF.values())}
+YOURS["dgx-a100-40gb"] = replace(CLUSTERS["dgx-a100"], name="dgx-a100-40gb", device=DEVICES["a100-40gb"])
 
 
 def your_job(cost: Callable, model: str, cluster: str, gpus: int, batch: int, seq_len: int) -> Table:
     """The five fastest layouts of a job that leave a tenth of a GPU free, by a cost model, beside the
     planner's seconds and bytes under Megatron-LM. model: a name or the path of a config.json. cluster: one of
-    YOURS. Raises ValueError for another name, and where nothing fits.
+    YOURS. Raises ValueError for another name, for a model with experts, and where nothing fits.
     """
     if cluster not in YOURS:
         raise ValueError(f"cluster {cluster!r} is none of {', '.join(YOURS)}")
     job = Job(find_model(model), YOURS[cluster], batch, seq_len, FRAMEWORKS["megatron-lm"])
-    given, cuts, room = case(job.model, gpus, batch, seq_len, job.cluster)
+    if job.model.experts:
+        raise ValueError(f"{job.model.name} has experts, and the lines know none; drop b3 adds them")
+    given, cuts, room = case(job.model, gpus, batch, seq_len, job.cluster, ends=True)
+    least = min((cost(given, cut).memory for cut in cuts), default=0)
+    if not 0 < least <= room:
+        needs = f"the smallest needs {least / 1e9:.0f} of {room / 1e9:.0f} GB" if cuts else "none can be"
+        raise ValueError(f"no layout fits {gpus} × {cluster} with a tenth of a GPU free: {needs}")
     fits = [cut for cut in cuts if cost(given, cut).memory <= room]
-    if not fits:
-        raise ValueError(f"nothing fits {gpus} × {cluster}, by the lines, with a tenth of a GPU free")
     best = plan(job, gpus=gpus, cp=1).best
-    rows = []
+    rows, behind = [], 0.0
     for cut in sorted(fits, key=lambda cut: cost(given, cut).seconds)[:5]:
         mine, theirs = cost(given, cut), estimate(job, d13.layout_of(cut))
+        behind = behind if rows else theirs.step_seconds / best.seconds - 1
         sizes = f"{mine.memory / 1e9:.0f} GB", f"{theirs.memory_bytes / 1e9:.0f} GB"
-        rows.append([str(cut), f"{mine.seconds:.2f} s", f"{theirs.step_seconds:.2f} s", *sizes])
+        rows.append([str(cut), f"{mine.seconds:.3g} s", f"{theirs.step_seconds:.3g} s", *sizes])
     columns = ["DP · TP · PP", whose(cost), "the planner", "memory", "the planner"]
     made = Table(columns, rows, title=f"{job.model.name} on {gpus} × {cluster}, {batch} × {seq_len:,} tokens")
-    made.note = f"The planner's best: {best.layout}, {best.seconds:.2f} s"
+    made.note = (
+        f"The planner's best: {best.layout}, {best.seconds:.3g} s; your first row is {behind:.0%} slower"
+    )
     return made
 
 

@@ -68,18 +68,21 @@ def case(
     seq_len: int,
     cluster: Cluster = CLUSTERS["dgx-h100"],
     sizes_of_b: tuple[int, ...] = (1, 2, 4),
+    ends: bool = False,
 ) -> tuple[Given, list[Cut], float]:
     """(job, cuts, room): the arguments of `defence` for a model on a cluster. The layouts are all that divide
     the model, the GPUs and the batch, with and without recompute: under ZeRO-1, or under FSDP where there is
-    data parallelism alone. sizes_of_b: the sizes of a microbatch.
+    data parallelism alone. sizes_of_b: the sizes of a microbatch. ends: also stages that divide the layers
+    with the embedding and the output layer counted.
     """
     given, _ = d13.as_written(Job(model, cluster, batch, seq_len, FRAMEWORKS["megatron-lm"]), Layout())
+    divides = lambda stages: any(layers % stages == 0 for layers in (model.layers, model.layers + 2 * ends))
     cuts = []
     sizes = [n for n in range(1, gpus + 1) if gpus % n == 0]
     for t in (t for t in sizes if model.heads % t == 0):
-        for p in (p for p in sizes if gpus % (t * p) == 0 and model.layers % p == 0):
+        for p in (p for p in sizes if gpus % (t * p) == 0 and divides(p)):
             d = gpus // (t * p)
-            chunks = [v for v in range(1, 9) if model.layers % (p * v) == 0 and (p > 1 or v == 1)]
+            chunks = [v for v in range(1, 9) if divides(p * v) and (p > 1 or v == 1)]
             for b in (b for b in sizes_of_b if batch % (d * b) == 0):
                 m = batch // (d * b)
                 zero = 3 if t * p == 1 else 1
