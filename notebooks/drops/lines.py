@@ -130,8 +130,8 @@ class Line:
         return table
 
     def wrong(self, attempt: Callable) -> str:
-        """'' if a function is right in all cases, else a sentence on the first case in which it is off by more
-        than a tenth, or on the case in which it is off most.
+        """'' if a function is right in all cases, else a sentence on the first case in which it is off by
+        more than a tenth, or on the case in which it is off most.
         """
         off: list[tuple[float, str]] = []
         for i, (where, given) in enumerate(self.cases.items()):
@@ -145,8 +145,10 @@ class Line:
             truth = self.ours(*given)
             if abs(mine - truth) > 1e-6 * max(abs(truth), 1e-12):
                 said, true = self.shown(mine), self.shown(truth)
-                if said == true or mine and not re.search("[1-9]", said):
+                if said == true:
                     said, true = f"{mine:.6g}", f"{truth:.6g}"
+                elif mine and not re.search("[1-9]", said):  # gigabytes, for instance
+                    said = f"{mine:.6g}"
                 sentence = f"{where}: yours says {said}, {'right is' if i else self.found} {true}."
                 off.append((abs(mine / truth - 1) if truth else 1.0, sentence))
         if not off:

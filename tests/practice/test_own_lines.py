@@ -102,6 +102,7 @@ def test_a_right_function_is_kept_for_drop_14(tmp_path, monkeypatch):
     assert repr(lines).startswith("your lines, the last of them in cost_model.py; all_reduce, tp_sends, ")
     assert "the course's, because yours is missing" in repr(d14.table(lines, d14.THUMB))
     assert all(lines(*case) == d13.cost(*case) for case in d13.written._cases())
+    assert "not counted" not in d13.written.check(in_a_notebook(tmp_path, SOURCE).cost).text  # once more
     file = tmp_path / "cost_model.py"
     kept = file.read_text()
     for broken in (f"{kept}def no(:", kept.replace("return Cost(", "return Cost(1 + ")):

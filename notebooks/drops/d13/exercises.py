@@ -344,14 +344,18 @@ def _as_near(run: Run) -> Answer:
 # -- how the reader's function reaches drop 14
 
 
+# Computed here: a line that an attempt calls may judge the reader's kept `cost`, and a call of ours would
+# then be taken for the attempt's.
+_TRUTH = [cost(*case) for case in _cases()]
+
+
 def _off(function: Callable) -> str:
     """'' if a function of (job, cut) is near enough to the solution in all cases, else a sentence."""
-    cases = _cases()
     try:
-        values = [Cost(*map(number, function(*case))) for case in cases]
+        values = [Cost(*map(number, function(*case))) for case in _cases()]
     except Exception as e:  # whatever the reader's function raises
         return f"it ends with {type(e).__name__}: {e}"
-    run, truth = (Run(cases, [{"values": of}]) for of in (values, [cost(*case) for case in cases]))
+    run, truth = (Run(_cases(), [{"values": of}]) for of in (values, _TRUTH))
     off = (term for term in Cost._fields if _farthest(run, truth, term)[0] > NEAR)
     return next((_text_on(term, run, truth) for term in off), "")
 
