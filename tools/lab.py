@@ -113,6 +113,8 @@ def static(model: dict, **_) -> None:
 
 def run(args: Namespace) -> None:
     """Prepare the copies, and start JupyterLab at the next drop. Returns when JupyterLab ends."""
+    import zmq
+    from jupyter_client import KernelManager
     from jupyterlab.labapp import LabApp
 
     for line in prepare(args.folder, args.fresh):
@@ -133,6 +135,8 @@ def run(args: Namespace) -> None:
     shutil.rmtree(folder / ".workspaces", ignore_errors=True)
     # Kernels inherit this variable. A reader's own value is kept.
     os.environ.setdefault("PYTHONSTARTUP", str(find("data/jupyterlab/startup.py").resolve()))
+    # Without this option of newer versions each kernel warns on the terminal that it is not encrypted.
+    can_encrypt = hasattr(KernelManager, "transport_encryption") and zmq.has("curve")
     server = LabApp.initialize_server(
         [
             f"--ServerApp.root_dir={folder.parent}",
@@ -144,6 +148,7 @@ def run(args: Namespace) -> None:
             "--LabApp.custom_css=True",
             # A kernel without an open page ends after a night.
             f"--MappingKernelManager.cull_idle_timeout={8 * 3600}",
+            *["--KernelManager.transport_encryption=auto"] * can_encrypt,
             f"--port={args.port}",
             "--log-level=WARN",  # the address is still printed, and earlier lines stay visible
             *["--no-browser"] * args.no_browser,
