@@ -84,9 +84,8 @@ def table(cost: Callable, mine: d13.Cut) -> Table:
         free = (CARD - c.memory) / 1e9
         fits = "does not fit" if free < 0 else f"tight, {free:.1f} GB free" if c.memory > ROOM else "fits"
         rows.append([shown(cut), f"{c.seconds:.1f} s", f"{c.memory / 1e9:.1f} GB", fits])
-    made = Table(["DP · TP · PP", "a step", "the fullest GPU", ""], rows, title=f"By {whose(cost)}")
-    made.note = f"{cost}" if "because" in getattr(cost, "where", "") else ""
-    return made
+    source = cost if "because" in getattr(cost, "where", "") else whose(cost)
+    return Table(["DP · TP · PP", "a step", "the fullest GPU", ""], rows, title=f"By {source}")
 
 
 def answer(cost: Callable, options: Sequence[str]) -> tuple[str, str, str]:
