@@ -526,17 +526,16 @@ def test_a_class_answers_the_quiz_and_sees_its_gain(monkeypatch, tmp_path, capsy
 
 
 def test_a_roster_says_who_has_handed_in_nothing(tmp_path, capsys):
-    for file in ("Anna Lee.json", "morning/ben/progress.json", "guest.json"):
+    for file in ("Seat One.json", "morning/two/progress.json", "guest.json"):
         (tmp_path / "in" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / file).write_text("[]" if file == "guest.json" else "{}")
     names, command = tmp_path / "names.txt", ["class", "collect", str(tmp_path / "in"), "--roster"]
-    names.write_bytes(
-        "\ufeffanna  lee\r\n\r\nBen\r\nCem\x1b[2J\r\n".encode()
-    )  # as an editor on Windows writes it
+    from_windows = "\ufeffseat  one\r\n\r\nTwo\r\nThree\x1b[2J\r\n"
+    names.write_bytes(from_windows.encode())
     assert main([*command, str(names)]) == 1, "guest.json cannot be read"
     told = capsys.readouterr().out
-    assert "1 of 3 have no progress file: Cem�[2J." in told and "Not on the roster: guest." in told
-    names.write_text("ben\nAnna Lee\nguest\n")
+    assert "1 of 3 have no progress file: Three�[2J." in told and "Not on the roster: guest." in told
+    names.write_text("two\nSeat One\nguest\n")
     main([*command, str(names)])
     told = capsys.readouterr().out
     assert "0 of 3 have no progress file: nobody." in told and "Not on the roster" not in told
