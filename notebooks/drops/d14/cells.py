@@ -8,7 +8,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from drops import d13
-from three_axes.paper.hardware import DEVICES
 from three_axes.plan import (
     CLUSTERS,
     FRAMEWORKS,
@@ -215,7 +214,8 @@ def _whole(job: d13.Given, cut: d13.Cut) -> bool:
 
 # Names of clusters for `your_job`.
 YOURS = {name: CLUSTERS[name] for name in ("dgx-a100", "dgx-h100", "dgx-b200", *CLUSTER_OF.values())}
-YOURS["dgx-a100-40gb"] = replace(CLUSTERS["dgx-a100"], name="dgx-a100-40gb", device=DEVICES["a100-40gb"])
+_SMALL = replace(CLUSTERS["dgx-a100"].device, name="a100-40gb", memory=40 * 2**30, bandwidth=1.555e12)
+YOURS["dgx-a100-40gb"] = replace(CLUSTERS["dgx-a100"], name="dgx-a100-40gb", device=_SMALL)
 
 
 def your_job(cost: Callable, model: str, cluster: str, gpus: int, batch: int, seq_len: int) -> Table:
