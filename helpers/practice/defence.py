@@ -105,7 +105,7 @@ class Defence:
         again = self.layout.sequence_parallel and self.job.framework.sends.regathers
         more = {"tp": ", with inputs that are gathered again in backward" * again}
         parts = [
-            f"{axis.upper()} sends {human(traffic[axis][0])} a GPU and step"
+            f"{axis.upper()} sends {human(traffic[axis][0])} a GPU in each step"
             f" {'between nodes' if traffic[axis][1] else 'inside the node'}{more.get(axis, '')}"
             for axis in sorted(traffic, key=traffic.get, reverse=True)
         ]

@@ -213,7 +213,7 @@ COMPUTED = {
         "has 16 microbatches, and its bubble is 7/23 of the step",
         f"on these 64 GPUs {LAYOUT.estimate.gpu_hours(15e12) / 64 / 24 / 365:.1f} years",
         f"9 · (4 · 10 + 1) = {9 * (4 * 10 + 1)}",
-        f"`review` took {LAYOUT.estimate.memory_bytes / 1e9:.1f} GB on paper",
+        f"`review` took {LAYOUT.estimate.memory_bytes / 1e9:.1f} GB, as Megatron-LM keeps them",
         "the rule of thumb is the faster by 4 %",
         f"within the {100 * d14.the_plan().sure.apart:.0f} % of a tie",
     ],
@@ -227,7 +227,7 @@ COMPUTED = {
         "Two layouts are 2 % apart",
         "reaches 720·10¹² operations a second in bfloat16, and a whole step 554",
         f"16·3 = {16 * 3} does not divide 256",
-        f"FlashAttention-2 reaches {FLASH_OF_C[2048]:.2f} of an H100's at 2,048 tokens, and"
+        f"FlashAttention-2 reaches {FLASH_OF_C[2048]:.2f} of *C* at 2,048 tokens, and"
         f" {FLASH_OF_C[16384]:.2f} at 16,384",
     ],
     "12": [
@@ -252,13 +252,14 @@ COMPUTED = {
         f"It loses {share_lost('PTD-P'):.0%}. ZeRO-3".replace("%", " %"),
         f"It loses {share_lost('ZeRO-3'):.0%}:".replace("%", " %"),
         f"torchtitan printed {int(TITAN['tokens_per_gpu_per_s']):,} for the second",
-        f"with recompute of operators; so run, the planner says {SO_RUN.tokens_per_second_per_gpu:,.0f}",
+        "with recompute of operators. With that recompute our planner says"
+        f" {SO_RUN.tokens_per_second_per_gpu:,.0f}",
     ],
     "10": [
         f"{d10.MODEL.params / 1e9:.2f}·10⁹ · (4/2 + 12/8) = {human((4 / 2 + 12 / 8) * d10.MODEL.params)}",
         (
             f"*k* of the 13B is 10 + {2 + 3 * 2 * d10.MODEL.ffn / d10.MODEL.hidden:.1f} + 4 ="
-            f" {14 + 2 + 3 * 2 * d10.MODEL.ffn / d10.MODEL.hidden:.1f}, at 2 bytes a number"
+            f" {14 + 2 + 3 * 2 * d10.MODEL.ffn / d10.MODEL.hidden:.1f} bytes"
         ),
         f"three tensors that are each {d10.MODEL.ffn / d10.MODEL.hidden:.1f} times as wide,"
         f" {6 * d10.MODEL.ffn / d10.MODEL.hidden:.1f}: in all {2 + 6 * d10.MODEL.ffn / d10.MODEL.hidden:.1f}",
@@ -373,8 +374,8 @@ PUBLISHED = {
         )
     },
     "b3": {
-        "Of the 33 runs that NVIDIA prints for its release 26.02 (February 2026) they are 19, of the 18 for"
-        " 26.08 (August) all: EP 8 to 64, TP 1 or 2": (
+        "They are 19 of the 33 runs that NVIDIA prints for its release 26.02 (February 2026), and all 18 for"
+        " 26.08 (August): EP 8 to 64, TP 1 or 2": (
             "NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md at df0289c and 4ab94df"
         ),
         "sends a token to a node once": (

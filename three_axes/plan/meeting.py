@@ -88,7 +88,9 @@ class Proposal:
                 f" {mine.step_seconds:.2f}."
             )
         elif mine.layout.axes == best.layout.axes and behind <= apart:
-            head = "Take it: of the layouts planned that fit, no other sizes are faster."
+            head = (
+                f"Take it: of the layouts that fit under {of.job.framework.name}, no other sizes are faster."
+            )
         elif behind <= apart:
             head = (
                 f"It may be taken: the fastest, {best.layout}, is {max(0.0, behind):.1%} ahead."

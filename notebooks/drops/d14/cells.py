@@ -165,7 +165,7 @@ def changes(cost: Callable) -> Table:
         tied = (f"{cost(job, cut).seconds:.2f}" if _whole(job, cut) else "cannot be" for cut in (now, *TIED))
         rows.append([what, shown(best), f"{speed:,.0f}", *tied, PRINTED.get(what, "")])
     names = (f"{shown(cut)}, s" for cut in (now, *TIED))
-    return Table(["the job", "the fastest that fits", "tokens/s", *names, "NVIDIA prints"], rows)
+    return Table(["the job", "the fastest that fits", "tokens/s", *names, "NVIDIA prints (batch 256)"], rows)
 
 
 def defended(cost: Callable) -> str:
@@ -184,7 +184,7 @@ def defended(cost: Callable) -> str:
             f"A tie: {'; '.join(map(shown, three))}.",
             f"Seconds: by {whose(cost)} {all_of(lambda cut: f'{cost(JOB, cut).seconds:.1f}')};"
             f" by the planner, under Megatron-LM, {all_of(lambda cut: f'{planned(cut)[0]:.1f}')}.",
-            "What breaks it:",
+            "What breaks the tie, in this order of layouts:",
             f"  room: {all_of(lambda cut: f'{cost(JOB, cut).memory / 1e9:.0f}')} of {CARD / 1e9:.0f} GB by"
             f" {whose(cost)}, {all_of(lambda cut: f'{planned(cut)[1] / 1e9:.0f}')} by the planner;",
             f"  what crosses nodes: {'; '.join(crosses.values())};",
