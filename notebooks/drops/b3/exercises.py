@@ -173,12 +173,19 @@ def _praised(run: Run) -> Answer:
 
 def _impossible(run: Run, _) -> tuple[str, str] | None:
     """The mistake if a group has ranks that do not exist, lacks the rank itself, or has another size."""
-    cannot_be = any(
-        not {*mine[axis]} <= {*range(ranks)} or rank not in mine[axis] or len(mine[axis]) != size
-        for (rank, ranks, tp, ep), mine in zip(ASKED, run.values)
-        for axis, size in zip(MESHES, (tp, ranks // tp, ep, ranks // ep))
-    )
-    return ("a group that cannot be", "") if cannot_be else None
+    for (rank, ranks, tp, ep), mine in zip(ASKED, run.values):
+        for axis, size in zip(MESHES, (tp, ranks // tp, ep, ranks // ep)):
+            why = ""
+            if strange := [one for one in mine[axis] if one not in range(ranks)]:
+                why = f"There is no rank {strange[0]}."
+            elif rank not in mine[axis]:
+                why = f"Rank {rank} is not in it."
+            elif len(mine[axis]) != size:
+                why = f"It needs {size} ranks."
+            if why:
+                group = f"Rank {rank} of {ranks}, with tp {tp} and ep {ep}: its {axis} is {mine[axis]}."
+                return "a group that cannot be", f"{group} {why}"
+    return None
 
 
 fold = Asked(

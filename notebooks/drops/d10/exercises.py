@@ -37,7 +37,7 @@ SIGNATURES = {
     " Adam makes its state in the first optimizer step.",
     "leak": "All ranks rise a little in every step, with batches of one size. Something is kept that nobody"
     " needs.",
-    "long batch": "Level at first; then one step's sequences are longer, and all ranks rise with them."
+    "long batch": "In one step, be it the second, the sequences are longer, and all ranks rise with them."
     " Activations grow with s.",
     "gather on rank 0": "Level, and then rank 0 alone rises. Something collects everybody's tensors on it.",
 }
