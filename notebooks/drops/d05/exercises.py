@@ -119,6 +119,8 @@ def _off(
         return "work of earlier steps still in the list", ""
     if all(near(1 / n, whole)):
         return "averaging twice", ""
+    if not any(gradient.any() for gradient in mine):
+        return "other gradients than the twin's", "All of them are zero behind finish()."
     times = float(mine[0].norm() / whole[0].norm())
     text = f"The gradients' length is {multiple(times)} the twin's." * (abs(times - 1) > 0.005)
     if text and all(near(times, whole)):
