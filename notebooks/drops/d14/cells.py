@@ -22,6 +22,7 @@ from three_axes.plan import (
     traced_job,
 )
 from three_axes.table import Table, human
+from three_axes.terminal import fold
 from three_axes.trace import Trace, trace
 
 from .exercises import KEPT, case
@@ -145,15 +146,15 @@ CHANGES = {
 # What NVIDIA prints of this model on 64 GPUs, 256 sequences of 8,192 tokens, container 26.02: tokens/s of a
 # GPU (Megatron-Bridge, docs/performance-summary.md at df0289c).
 PRINTED = {
-    FP8: "TP 4 · PP 8, v 5: 1,621",
-    GB200: "FSDP 64: 4,040; TP 2 · PP 4, v 5: 3,887",
-    GB300: "FSDP 64: 5,003",
+    "H100": "1,621 (TP 4 · PP 8, v 5)",
+    "GB200": "4,040 (FSDP 64) and 3,887 (TP 2 · PP 4, v 5)",
+    "GB300": "5,003 (FSDP 64)",
 }
 
 
 def changes(cost: Callable) -> Table:
-    """For each of CHANGES: the fastest layout that fits, with the tokens/s of a GPU; the seconds of those
-    that tie as asked; and what NVIDIA prints.
+    """For each of CHANGES: the fastest layout that fits, with the tokens/s of a GPU, and the seconds of those
+    that tie as asked. Below them what NVIDIA prints.
     """
     now, rows = fastest(cost, JOB), []
     for what, changed in CHANGES.items():
@@ -163,9 +164,12 @@ def changes(cost: Callable) -> Table:
         best = fastest(cost, job, cuts, room)
         speed = job.batch * job.s / GPUS / cost(job, best).seconds
         tied = (f"{cost(job, cut).seconds:.2f}" if _whole(job, cut) else "cannot be" for cut in (now, *TIED))
-        rows.append([what, shown(best), f"{speed:,.0f}", *tied, PRINTED.get(what, "")])
+        rows.append([what, shown(best), f"{speed:,.0f}", *tied])
     names = (f"{shown(cut)}, s" for cut in (now, *TIED))
-    return Table(["the job", "the fastest that fits", "tokens/s", *names, "NVIDIA prints (batch 256)"], rows)
+    table = Table(["the job", "the fastest that fits", "tokens/s", *names], rows)
+    printed = "; ".join(f"{gpu} {speeds}" for gpu, speeds in PRINTED.items())
+    table.note = f"NVIDIA prints tokens/s in FP8, for 256 sequences: {printed}"
+    return table
 
 
 def defended(cost: Callable) -> str:
@@ -180,14 +184,15 @@ def defended(cost: Callable) -> str:
     all_of = lambda tell: ", ".join(tell(cut) for cut in three)
     why = ", because PP alone crosses nodes, and sends least" if crosses[best] == "PP" else ""
     return "\n".join(
-        [
+        fold(line, 100)
+        for line in [
             f"A tie: {'; '.join(map(shown, three))}.",
             f"Seconds: by {whose(cost)} {all_of(lambda cut: f'{cost(JOB, cut).seconds:.1f}')};"
             f" by the planner, under Megatron-LM, {all_of(lambda cut: f'{planned(cut)[0]:.1f}')}.",
             "What breaks the tie, in this order of layouts:",
             f"  room: {all_of(lambda cut: f'{cost(JOB, cut).memory / 1e9:.0f}')} of {CARD / 1e9:.0f} GB by"
             f" {whose(cost)}, {all_of(lambda cut: f'{planned(cut)[1] / 1e9:.0f}')} by the planner;",
-            f"  what crosses nodes: {'; '.join(crosses.values())};",
+            f"  what crosses nodes: {' | '.join(crosses.values())};",
             "  what your framework ships: Megatron-LM has the first two, FSDP is PyTorch's own.",
             f"I take {layout.axes}{why}. Its room is the least: measure that first.",
             f"Bubble: ({best.p} − 1)/{slots} of the step, {cost(JOB, best).idle:.1f} s.",
