@@ -137,8 +137,8 @@ def main() -> int:
     keeper = outlive()
     minutes = MINUTES.get(kind, USUAL_MINUTES)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
-        # PyTorch's compiler makes this folder in TMPDIR otherwise, and leaves it there.
-        environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        # PyTorch's compiler and torchrun make folders in TMPDIR otherwise, and leave them there.
+        environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "PET_LOG_DIR": cache}
         status = run([sys.executable, *command.split(), *chosen], minutes, cwd=ROOT, env=environ)
     deadline = time.monotonic() + 5
     while (left := left_behind()) and time.monotonic() < deadline:

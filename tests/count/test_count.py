@@ -260,8 +260,7 @@ def test_a_hang_of_a_script_is_told_within_seven_seconds(tmp_path):
         "rank, n = dist.get_rank(), dist.get_world_size()\ndist.all_reduce(torch.ones(3))\n"
         "dist.recv(torch.ones(3), (rank - 1) % n)\ndist.send(torch.ones(3), (rank + 1) % n)\n"
     )
-    command = "-m torch.distributed.run --standalone --nproc-per-node 3 --log-dir logs"
-    command += " -m three_axes count --watch hangs.py"
+    command = "-m torch.distributed.run --standalone --nproc-per-node 3 -m three_axes count --watch hangs.py"
     environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     how = dict(cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True)
     with subprocess.Popen([sys.executable, *command.split()], **how) as job:

@@ -139,7 +139,7 @@ def test_a_notebook_whose_kernel_is_gone_misses_no_widget(dark, lab):  # noqa: F
 
 
 # Cells with the tallest outputs: number of a notebook -> a text of the cell.
-TALL = {"02": "draw.splits(", "03": "draw.splits(", "06": "gantt.timeline(", "07": "explore.schedules("}
+TALL = {"03": "draw.splits(", "06": "gantt.timeline(", "07": "explore.schedules("}
 # (pixels from the top of the screen to the top of a cell's output, the output's height)
 PLACE = """text => {
   const notebook = window.jupyterapp.shell.currentWidget.content

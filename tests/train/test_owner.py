@@ -92,7 +92,7 @@ def test_a_run_whose_settings_are_refused_leaves_the_folder_free(aside, tmp_path
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path):
     run = tmp_path / "run"
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    start += ["--log-dir", "logs", *SMALL_RUN, "--every", "3", "--out", "run"]
+    start += [*SMALL_RUN, "--every", "3", "--out", "run"]
     surroundings = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
     quiet = dict(cwd=tmp_path, env=surroundings, text=True, stderr=subprocess.PIPE)
     going = subprocess.Popen([*start, "--pp", "2", "--steps", "100000"], **quiet)

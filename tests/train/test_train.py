@@ -251,8 +251,10 @@ def test_rank_0_prints_a_refusal_and_all_ranks_exit_with_2(tmp_path):
     ):
         done = forked.command(*SMALL_RUN[1:], *shlex.split(options), cwd=HERE.parent, ranks=2)
         assert done.returncode == 2, done.stderr
-        group, said = done.stderr.splitlines()
-        assert group == "2 ranks on the CPU over gloo" and sentence in said
+        group, *others = done.stderr.splitlines()
+        assert group == "2 ranks on the CPU over gloo", done.stderr
+        # Where one rank ends before the other, PyTorch may add lines about its store.
+        assert [sentence in line for line in others].count(True) == 1, done.stderr
 
 
 @pytest.mark.slow
@@ -346,7 +348,7 @@ def test_training_continues_when_one_of_two_hosts_is_lost(tmp_path):
         f" exec {sys.executable} -m torch.distributed.run --nnodes 1:2 --nproc-per-node 2"
         " --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 --rdzv-conf"
         " is_host=$FIRST,last_call_timeout=4,keep_alive_interval=1 --max-restarts 1 --local-addr $HOST"
-        f" --log-dir {tmp_path} -m helpers.train --tp 2 --hidden 32 --seq-len 16 --batch 8 --steps {steps}"
+        f" -m helpers.train --tp 2 --hidden 32 --seq-len 16 --batch 8 --steps {steps}"
         f" --every 4 --timeout 8 --out {run}"
     )
     log, _ = on_two_hosts(tmp_path, str(run / "step-000004"), "sh", "-c", train_it)
