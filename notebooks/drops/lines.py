@@ -182,13 +182,17 @@ _judging = False
 
 @contextmanager
 def _ours_alone() -> Iterator[None]:
-    """While a line is judged, the lines that it calls are the course's."""
+    """While a line is judged, the lines that it calls are the course's, and no profiler sees the judge: an
+    attempt that calls a kept line must not be taken for one that calls the course's solution.
+    """
     global _judging
-    before, _judging = _judging, True
+    before, _judging, profiler = _judging, True, sys.getprofile()
+    sys.setprofile(None)
     try:
         yield
     finally:
         _judging = before
+        sys.setprofile(profiler)
 
 
 # -- the reader's file

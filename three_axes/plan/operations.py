@@ -53,9 +53,8 @@ def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
     # Bytes moved for a byte of x. Fused, a residual sum moves 4 bytes a number, dropout 3; eager, a sum 6.
     add, add_kernels = (3.0, 1) if eager else (2.0 if model.bare else 3.5, 1)
     normed, add = x / parts * (model.norms / 2), add * x / parts
-    last = (
-        ("full",) if job.framework.sends.whole_recompute else ()
-    )  # policies that compute a layer's end again
+    # Policies of recompute that compute a layer's end again.
+    last = ("full",) if job.framework.sends.whole_recompute else ()
     ops = [
         *norm("norm 1", normed, eager, holds.norm_bytes, Kept(x / parts, per_op=x / parts)),
         *attention(at, eager),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from drops.d08 import met
+from drops.d08 import met, no_group
 from helpers import toy
 from helpers.practice import Answer, Asked, OnRanks, Run, facts_so_far, first, number, right
 from helpers.toy import experts
@@ -175,14 +175,8 @@ def _impossible(run: Run, _) -> tuple[str, str] | None:
     """The mistake if a group has ranks that do not exist, lacks the rank itself, or has another size."""
     for (rank, ranks, tp, ep), mine in zip(ASKED, run.values):
         for axis, size in zip(MESHES, (tp, ranks // tp, ep, ranks // ep)):
-            why = ""
-            if strange := [one for one in mine[axis] if one not in range(ranks)]:
-                why = f"There is no rank {strange[0]}."
-            elif rank not in mine[axis]:
-                why = f"Rank {rank} is not in it."
-            elif len(mine[axis]) != size:
-                why = f"It needs {size} ranks."
-            if why:
+            wrong_size = f"It needs {size} ranks." * (len(mine[axis]) != size)
+            if why := no_group(rank, mine[axis], ranks) or wrong_size:
                 group = f"Rank {rank} of {ranks}, with tp {tp} and ep {ep}: its {axis} is {mine[axis]}."
                 return "a group that cannot be", f"{group} {why}"
     return None

@@ -64,12 +64,19 @@ def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
     return "other groups", f"{says(rank, axis)} Ranks {rank} and {stranger} stand at {at}."
 
 
+def no_group(rank: int, group: list[int], ranks: int) -> str:
+    """Why this cannot be a group of the rank, a sentence; '' if the rank is in it, and all of them exist.
+    ranks: their number.
+    """
+    if strange := [r for r in group if r not in range(ranks)]:
+        return f"There is no rank {strange[0]}."
+    return "" if rank in group else f"Rank {rank} is not in it."
+
+
 def _no_part(rank: int, group: list[int], of_all: list[list[int]]) -> str:
     """Why a rank's group along an axis cannot be one, a sentence; '' if all of its members have it too."""
-    if strange := [r for r in group if r not in range(len(of_all))]:
-        return f"There is no rank {strange[0]}."
-    if rank not in group:
-        return f"Rank {rank} is not in it."
+    if why := no_group(rank, group, len(of_all)):
+        return why
     other = next((r for r in group if of_all[r] != group), None)
     return "" if other is None else f"Rank {other}, which is in it, you put into {of_all[other]}."
 

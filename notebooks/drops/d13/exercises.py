@@ -57,13 +57,9 @@ class Cut(NamedTuple):
 
 # `cost` calls the course's functions. A Line would first look for the reader's, which gives the same and
 # takes longer than the rest of `cost`: drop 14's check asks thousands of times.
-compute, tp_sends, stage_sends, shows, all_reduce, bandwidth, bubble, states, activations = (
-    LINES[name].ours
-    for name in (
-        *("compute", "tp_sends", "stage_sends", "shows", "all_reduce"),
-        *("bandwidth", "bubble", "states", "activations"),
-    )
-)
+compute, tp_sends, stage_sends = lines.compute.ours, lines.tp_sends.ours, lines.stage_sends.ours
+shows, all_reduce, bandwidth = lines.shows.ours, lines.all_reduce.ours, lines.bandwidth.ours
+bubble, states, activations = lines.bubble.ours, lines.states.ours, lines.activations.ours
 
 
 def cost(job, cut):
@@ -344,18 +340,14 @@ def _as_near(run: Run) -> Answer:
 # -- how the reader's function reaches drop 14
 
 
-# Computed here: a line that an attempt calls may judge the reader's kept `cost`, and a call of ours would
-# then be taken for the attempt's.
-_TRUTH = [cost(*case) for case in _cases()]
-
-
 def _off(function: Callable) -> str:
     """'' if a function of (job, cut) is near enough to the solution in all cases, else a sentence."""
+    cases = _cases()
     try:
-        values = [Cost(*map(number, function(*case))) for case in _cases()]
+        values = [Cost(*map(number, function(*case))) for case in cases]
     except Exception as e:  # whatever the reader's function raises
         return f"it ends with {type(e).__name__}: {e}"
-    run, truth = (Run(_cases(), [{"values": of}]) for of in (values, _TRUTH))
+    run, truth = (Run(cases, [{"values": of}]) for of in (values, [cost(*case) for case in cases]))
     off = (term for term in Cost._fields if _farthest(run, truth, term)[0] > NEAR)
     return next((_text_on(term, run, truth) for term in off), "")
 

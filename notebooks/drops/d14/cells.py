@@ -183,24 +183,22 @@ def defended(cost: Callable) -> str:
         crosses[cut] = " and ".join(far) or "nothing"
     all_of = lambda tell: ", ".join(tell(cut) for cut in three)
     why = ", because PP alone crosses nodes, and sends least" if crosses[best] == "PP" else ""
-    return "\n".join(
-        fold(line, 100)
-        for line in [
-            f"A tie: {'; '.join(map(shown, three))}.",
-            f"Seconds: by {whose(cost)} {all_of(lambda cut: f'{cost(JOB, cut).seconds:.1f}')};"
-            f" by the planner, under Megatron-LM, {all_of(lambda cut: f'{planned(cut)[0]:.1f}')}.",
-            "What breaks the tie, in this order of layouts:",
-            f"  room: {all_of(lambda cut: f'{cost(JOB, cut).memory / 1e9:.0f}')} of {CARD / 1e9:.0f} GB by"
-            f" {whose(cost)}, {all_of(lambda cut: f'{planned(cut)[1] / 1e9:.0f}')} by the planner;",
-            f"  what crosses nodes: {' | '.join(crosses.values())};",
-            "  what your framework ships: Megatron-LM has the first two, FSDP is PyTorch's own.",
-            f"I take {layout.axes}{why}. Its room is the least: measure that first.",
-            f"Bubble: ({best.p} − 1)/{slots} of the step, {cost(JOB, best).idle:.1f} s.",
-            "What would change my mind: "
-            + "; ".join(f"{what} (then {_then(cost, what, best)})" for what in list(CHANGES)[2:4])
-            + "; and a framework that hides TP's sums.",
-        ]
-    )
+    said = [
+        f"A tie: {'; '.join(map(shown, three))}.",
+        f"Seconds: by {whose(cost)} {all_of(lambda cut: f'{cost(JOB, cut).seconds:.1f}')};"
+        f" by the planner, under Megatron-LM, {all_of(lambda cut: f'{planned(cut)[0]:.1f}')}.",
+        "What breaks the tie, in this order of layouts:",
+        f"  room: {all_of(lambda cut: f'{cost(JOB, cut).memory / 1e9:.0f}')} of {CARD / 1e9:.0f} GB by"
+        f" {whose(cost)}, {all_of(lambda cut: f'{planned(cut)[1] / 1e9:.0f}')} by the planner;",
+        f"  what crosses nodes: {' | '.join(crosses.values())};",
+        "  what your framework ships: Megatron-LM has the first two, FSDP is PyTorch's own.",
+        f"I take {layout.axes}{why}. Its room is the least: measure that first.",
+        f"Bubble: ({best.p} − 1)/{slots} of the step, {cost(JOB, best).idle:.1f} s.",
+        "What would change my mind: "
+        + "; ".join(f"{what} (then {_then(cost, what, best)})" for what in list(CHANGES)[2:4])
+        + "; and a framework that hides TP's sums.",
+    ]
+    return fold("\n".join(said), 100)
 
 
 def _then(cost: Callable, what: str, mine: d13.Cut) -> str:
