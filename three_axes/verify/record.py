@@ -16,9 +16,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from .. import pytorch_private
 from ..count.interpose import Listener
 
+# Parts of a parameter's name that DDP, FSDP and torch.compile add.
 WRAPPERS = re.compile(
-    r"(^|(?<=\.))(module|_orig_mod|_forward_module|_original_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)"
-)  # parts of a parameter's name that DDP, FSDP and torch.compile add
+    r"(^|(?<=\.))(module|_orig_mod|_forward_module|_original_module"
+    r"|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)"
+)
 DROPOUTS = nn.modules.dropout._DropoutNd
 
 Tensors = dict[str, torch.Tensor]

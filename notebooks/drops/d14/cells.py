@@ -232,16 +232,18 @@ def your_job(cost: Callable, model: str, cluster: str, gpus: int, batch: int, se
     if job.model.experts:
         raise ValueError(f"{job.model.name} has experts, and the lines know none; drop b3 adds them")
     given, cuts, room = case(job.model, gpus, batch, seq_len, job.cluster, ends=True)
-    least = min((cost(given, cut).memory for cut in cuts), default=0)
+    costs = {cut: cost(given, cut) for cut in cuts}
+    least = min((c.memory for c in costs.values()), default=0)
     if not 0 < least <= room:
         needs = f"the smallest needs {least / 1e9:.0f} of {room / 1e9:.0f} GB" if cuts else "none can be"
         raise ValueError(f"no layout fits {gpus} × {cluster} with a tenth of a GPU free: {needs}")
-    fits = [cut for cut in cuts if cost(given, cut).memory <= room]
+    fits = [cut for cut in cuts if costs[cut].memory <= room]
+    first = sorted(fits, key=lambda cut: costs[cut].seconds)[:5]
+    estimates = [estimate(job, d13.layout_of(cut)) for cut in first]
     best = plan(job, gpus=gpus, cp=1).best
-    rows, behind = [], 0.0
-    for cut in sorted(fits, key=lambda cut: cost(given, cut).seconds)[:5]:
-        mine, theirs = cost(given, cut), estimate(job, d13.layout_of(cut))
-        behind = behind if rows else theirs.step_seconds / best.seconds - 1
+    behind, rows = estimates[0].step_seconds / best.seconds - 1, []
+    for cut, theirs in zip(first, estimates):
+        mine = costs[cut]
         sizes = f"{mine.memory / 1e9:.0f} GB", f"{theirs.memory_bytes / 1e9:.0f} GB"
         rows.append([str(cut), f"{mine.seconds:.3g} s", f"{theirs.step_seconds:.3g} s", *sizes])
     columns = ["DP · TP · PP", whose(cost), "the planner", "memory", "the planner"]
