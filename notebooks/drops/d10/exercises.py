@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from operator import eq
@@ -24,7 +24,7 @@ def diagnose(tokens, peaks):
     last = peaks[-1]
     if max(last) > 1.1 * min(last):
         return "gather on rank 0"
-    if tokens[-1] > tokens[0]:
+    if tokens[-1] > max(tokens[:-1]):
         return "long batch"
     if len(peaks) <= 2:
         return "optimizer state"
@@ -35,20 +35,39 @@ RECORDED = {1: "long batch", 2: "gather on rank 0", 3: "optimizer state", 4: "le
 SIGNATURES = {
     "optimizer state": "All ranks rise together between the first step and the second, and there is no third."
     " Adam makes its state in the first optimizer step.",
-    "leak": "All ranks rise a little in every step, with batches of one size. Something is kept that nobody"
-    " needs.",
-    "long batch": "In one step, be it the second, the sequences are longer, and all ranks rise with them."
-    " Activations grow with s.",
+    "leak": "All ranks rise from step to step, by more than longer sequences explain. Something is kept that"
+    " nobody needs.",
+    "long batch": "In the last step, be it the second, the sequences are longer than in any step before, and"
+    " all ranks rise with them. Activations grow with s.",
     "gather on rank 0": "Level, and then rank 0 alone rises. Something collects everybody's tensors on it.",
 }
-# (the cause, the answer) -> the mistake's name
-TAKEN = {
-    (was, answer): f"{answer} where it was {was}" for was, answer in itertools.permutations(CAUSES, 2)
-} | {
-    ("gather on rank 0", "long batch"): "one rank is not all ranks",
-    ("long batch", "leak"): "a spike is not a slope",
+ONE, ALL = "rank 0 alone rose, not all ranks", "all ranks rose, not rank 0 alone"
+TAKEN = {  # (the cause, the answer) -> the mistake's name
     ("optimizer state", "leak"): "a step up is not a slope",
+    ("optimizer state", "long batch"): "memory rose, and the sequences were not longer",
+    ("optimizer state", "gather on rank 0"): ALL,
+    ("leak", "optimizer state"): "a slope is not a step up",
     ("leak", "long batch"): "a slope is not a spike",
+    ("leak", "gather on rank 0"): ALL,
+    ("long batch", "optimizer state"): "the sequences were longer, and Adam's states were not new",
+    ("long batch", "leak"): "a spike is not a slope",
+    ("long batch", "gather on rank 0"): ALL,
+    ("gather on rank 0", "optimizer state"): ONE,
+    ("gather on rank 0", "leak"): ONE,
+    ("gather on rank 0", "long batch"): ONE,
+}
+
+
+LENGTHS = (40, 64, 52, 44, 56)  # tokens of a sequence, step by step, in runs with batches of several lengths
+# What a run may have beside its cause -> whether it has it.
+BESIDE: dict[str, Callable[[Run], bool]] = {
+    "ended in their second step": lambda run: len(run.peaks) == 2,
+    "ended in their third step": lambda run: len(run.peaks) == 3,
+    "have uneven ranks from their first step": lambda run: len(set(run.peaks[0])) > 1,
+    "have batches of several lengths": lambda run: len(set(run.tokens[:-1])) > 1,
+    "ended in their second or third step": lambda run: len(run.peaks) <= 3,
+    "have ranks that hold the same in their first step": lambda run: len(set(run.peaks[0])) == 1,
+    "have batches of one length before the last": lambda run: len(set(run.tokens[:-1])) == 1,
 }
 
 
@@ -57,11 +76,15 @@ def _ended() -> list[tuple[str, str, Run]]:
     """(name, cause, run) of each run: the recorded runs, runs of a smaller model that are made now, and the
     recorded runs changed so that ranks hold different amounts.
     """
-    fresh = [(cause, crash(cause, budget=4.65e6, at=2, hidden=48)) for cause in CAUSES]
-    # With these the number of steps alone decides nothing: a long batch in the second step, a leak that ends
-    # in the third.
-    fresh.append(("long batch", crash("long batch", budget=4.65e6, at=1, hidden=48)))
-    fresh.append(("leak", crash("leak", budget=4.45e6, hidden=48)))
+    fresh = [
+        ("optimizer state", crash("optimizer state", budget=4.65e6, hidden=48)),
+        ("leak", crash("leak", budget=7e6, hidden=48, lengths=LENGTHS)),
+        ("long batch", crash("long batch", budget=9e6, at=2, hidden=48, lengths=LENGTHS)),
+        ("gather on rank 0", crash("gather on rank 0", budget=7e6, at=2, hidden=48, lengths=LENGTHS)),
+        # With these the number of steps alone decides nothing.
+        ("long batch", crash("long batch", budget=4.65e6, at=1, hidden=48)),
+        ("leak", crash("leak", budget=4.45e6, hidden=48)),
+    ]
     recorded = [(f"Incident {k}", cause, load(k)) for k, cause in RECORDED.items()]
     uneven = [
         (f"{which}, its ranks 300 bytes apart", cause, _uneven(run, more))
@@ -89,10 +112,24 @@ def _taken(seen: engine.Run, _) -> tuple[str, str] | None:
         return None
     steps = run.peaks if len(run.peaks) <= 3 else run.peaks[:2] + run.peaks[-2:]
     peaks = " → ".join(human(max(held)) for held in steps) + f"; its emptiest: {human(min(steps[-1]))}"
-    return TAKEN[was, answer], (
-        f"{which}: you say {answer}, it was {was}. {SIGNATURES[was]} (Its fullest rank: {peaks}; sequences of"
-        f" {run.tokens[0]}, at the end {run.tokens[-1]}.)"
+    name, missed = _missed(seen.values, was, answer)
+    return name, (
+        f"{which}: you say {answer}, it was {was}. {missed} {SIGNATURES[was]} (Its fullest rank: {peaks};"
+        f" sequences of {run.tokens[0]}, at the end {run.tokens[-1]}.)"
     )
+
+
+def _missed(answers: list[str], was: str, answer: str) -> tuple[str, str]:
+    """(mistake, which runs with the cause `was` are taken for `answer`, and what only these have)."""
+    same = [(run, given) for (_, cause, run), given in zip(_ended(), answers) if cause == was]
+    taken, others = [run for run, a in same if a == answer], [run for run, a in same if a != answer]
+    name, many = TAKEN[was, answer], f"{len(taken)} of the {len(same)} runs with this cause"
+    if was not in answers:
+        return name, f"Your function never answers {was}."
+    only = (beside for beside, has in BESIDE.items() if all(map(has, taken)) and not any(map(has, others)))
+    if others and (what := next(only, "")):
+        return f"{name}, in runs that {what}", f"You say so of {many}: those that {what}."
+    return name, f"You say so of {many}."
 
 
 signature = engine.Asked(
@@ -102,13 +139,14 @@ signature = engine.Asked(
     hints=[
         "Look at the last step first. Is it one rank, or all of them? max and min of peaks[-1]:"
         " 7.10 and 5.49 MB in incident 2.",
-        "All of them: were the sequences of that step longer than before?",
+        "All of them: were the sequences of that step longer than in any step before?",
         "Neither: how long did it live? The optimizer's state comes in the second step. A leak takes its"
         " time.",
     ],
     cases=lambda: [(run.tokens, run.peaks) for _, _, run in _ended()],
     reads=lambda answer: CAUSES[CAUSES.index(answer.strip())],
-    praise="Four recorded runs, also on uneven ranks, and six of a smaller model that crashed here.",
+    praise="Four recorded runs, also on uneven ranks, and six of a smaller model that crashed here, three of"
+    " them with batches of several lengths.",
     figures=lambda seen, truth: [
         ("runs told apart", str(sum(map(eq, seen.values, truth.values))), str(len(truth.values)))
     ],

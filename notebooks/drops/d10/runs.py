@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,12 +57,20 @@ def out_of_memory(error: RankError) -> str:
     return str(next(messages, ""))
 
 
-def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidden: int = HIDDEN) -> Run:
+def crash(
+    cause: str,
+    budget: float = BUDGET,
+    steps: int = 12,
+    at: int = 8,
+    hidden: int = HIDDEN,
+    lengths: Sequence[int] = (USUAL,),
+) -> Run:
     """Train the toy on four real ranks under a memory budget, with one thing wrong, until a rank is out of
     memory.
 
-    cause: one of CAUSES. budget: bytes of a rank. at: the step with the long batch or the gather. Raises
-    ValueError if the run survives.
+    cause: one of CAUSES. budget: bytes of a rank. at: the step with the long batch or the gather. lengths:
+    tokens of a sequence in each other step; after the last the first comes again. Raises ValueError if the
+    run survives.
     """
 
     def train(first: bool, step: int, tokens: int) -> tuple[int, float]:
@@ -97,7 +106,7 @@ def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidd
     run = Run([], [], [], "", budget)
     with World(RANKS, memory=budget, timeout=30) as world:
         for step in range(steps):
-            tokens = LONG if cause == "long batch" and step == at else USUAL
+            tokens = LONG if cause == "long batch" and step == at else lengths[step % len(lengths)]
             run.tokens.append(tokens)
             try:
                 results = world.run(train, step == 0, step, tokens)
