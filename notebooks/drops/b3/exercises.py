@@ -171,15 +171,39 @@ def _praised(run: Run) -> Answer:
     )
 
 
-def _impossible(run: Run, _) -> tuple[str, str] | None:
-    """The mistake if a group has ranks that do not exist, lacks the rank itself, or has another size."""
-    for (rank, ranks, tp, ep), mine in zip(ASKED, run.values):
-        for axis, size in zip(MESHES, (tp, ranks // tp, ep, ranks // ep)):
-            wrong_size = f"It needs {size} ranks." * (len(mine[axis]) != size)
-            if why := no_group(rank, mine[axis], ranks) or wrong_size:
-                group = f"Rank {rank} of {ranks}, with tp {tp} and ep {ep}: its {axis} is {mine[axis]}."
-                return "a group that cannot be", f"{group} {why}"
-    return None
+def _wrong_groups(run: Run, truth: Run) -> tuple[str, str] | None:
+    """(what is wrong with the first group that differs from the solution's, an example)."""
+    pairs = list(zip(ASKED, run.values, truth.values))
+    off = [axis for axis in MESHES if any(mine[axis] != meant[axis] for _, mine, meant in pairs)]
+    if not off:
+        return None
+    axis, fine = off[0], [other for other in MESHES if other not in off]
+    (rank, ranks, tp, ep), mine, meant = next(case for case in pairs if case[1][axis] != case[2][axis])
+    text = f"Rank {rank} of {ranks}, with tp {tp} and ep {ep}: its {axis} is {mine[axis]}."
+    also = f"Right in all cases: {', '.join(fine) or 'none of the four'}."
+    for other in MESHES:
+        if all(mine[axis] == meant[other] for _, mine, meant in pairs):
+            return (
+                f"{axis} has the ranks of {other}",
+                f"{text} In each case it is what {other} should be. {also}",
+            )
+    name, why = _about(rank, ranks, mine[axis], meant[axis])
+    return f"{axis} {name}", f"{text} {why} {also}"
+
+
+def _about(rank: int, ranks: int, group: list[int], meant: list[int]) -> tuple[str, str]:
+    """What is wrong with a group: words to stand after its axis, and a sentence."""
+    if len(group) != len(meant):
+        return "of another size", f"It needs {len(meant)} ranks."
+    if why := no_group(rank, group, ranks):
+        return "without the rank" if rank not in group else "with a strange rank", why
+    apart, right_ = (distances[1] - distances[0] for distances in (group, meant))
+    if apart != right_:
+        return "at another distance", f"Its first two ranks are {apart} apart, and should be {right_}."
+    return (
+        "that begins elsewhere",
+        f"Its ranks are {apart} apart, as they should be; its first rank is wrong.",
+    )
 
 
 fold = Asked(
@@ -197,7 +221,7 @@ fold = Asked(
     reads=lambda groups: {axis: sorted(int(rank) for rank in groups[axis]) for axis in MESHES},
     praise=_praised,
     figures=_parts,
-    finds=_impossible,
+    finds=_wrong_groups,
 )
 
 
