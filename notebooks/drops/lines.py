@@ -10,8 +10,10 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import signal
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -189,10 +191,35 @@ def _ours_alone() -> Iterator[None]:
     before, _judging, profiler = _judging, True, sys.getprofile()
     sys.setprofile(None)
     try:
-        yield
+        with _in_time():
+            yield
     finally:
         _judging = before
         sys.setprofile(profiler)
+
+
+PATIENCE = 2  # seconds of processor time; a line needs microseconds
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """Raises TimeoutError in the reader's code if it computes for more than `PATIENCE`. Python delivers
+    signals to the main thread alone; elsewhere there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def over(*_):
+        raise TimeoutError(f"it computes for more than {PATIENCE} s")
+
+    before = signal.signal(signal.SIGVTALRM, over)
+    outer = signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, *outer)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 # -- the reader's file
@@ -245,7 +272,8 @@ def _read(source: str, where: str, judged: tuple[str, ...]) -> Kept:
     """
     names: dict = {}
     try:
-        exec(compile(source, FILE, "exec"), names)
+        with _in_time():
+            exec(compile(source, FILE, "exec"), names)
     except Exception as e:  # the reader may have changed the file
         return Kept({}, dict.fromkeys(judged, f"it does not run ({type(e).__name__}: {e})"), where)
     theirs = {name: names[name] for name in judged if isinstance(names.get(name), FunctionType)}

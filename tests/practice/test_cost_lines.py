@@ -200,6 +200,8 @@ def test_a_line_that_was_edited_is_used_while_it_is_right(beside_progress):
     )
     file.write_text(kept + "def no(:")
     assert line(8, 4) == 12 and "it does not run (SyntaxError" in repr(line.below(Table(["a"], [["1"]])))
+    file.write_text(kept + "while True: pass")
+    assert "it does not run (TimeoutError" in repr(line.below(Table(["a"], [["1"]])))
     file.unlink()
     assert repr(line.below(Table(["a"], [["1"]]))).endswith("1")
 
@@ -267,6 +269,7 @@ def test_on_colab_the_cell_is_to_be_taken_along(beside_progress, monkeypatch):
         "S / 0": "ZeroDivisionError",
         "'much'": "TypeError",
         "sunk * S": "NameError",
+        "sum(iter(lambda: 1, 2))": "TimeoutError: it computes for more than 2 s",
         "None": "not started",
     }.items(),
 )

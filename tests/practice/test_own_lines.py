@@ -3,6 +3,7 @@
 import ast
 import copy
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
@@ -12,8 +13,6 @@ import pytest
 
 from drops import d13, d14
 from helpers.practice.runs import Run
-from three_axes.plan import CLUSTERS, FRAMEWORKS, Job, estimate, plan
-from three_axes.plan.models import find_model
 
 SOURCE = textwrap.dedent(inspect.getsource(d13.cost))
 OTHER = {ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.FloorDiv: ast.Mult}
@@ -140,28 +139,29 @@ def test_nothing_that_fits_is_three_percent_faster_than_what_drop_14_defends():
             assert made.seconds > mine / 1.03 and row.seconds > theirs / 1.03, row.layout
 
 
-TEN = [
-    ("llama-2-13b", 32, 256, 4096),
-    ("llama-3-8b", 16, 128, 8192),
-    ("gpt3-175b", 256, 1024, 2048),
-    ("llama-2-70b", 64, 256, 4096),
-    ("llama-3-70b", 256, 1024, 8192),
-    ("opt-30b", 32, 256, 2048),
-    ("llama-2-13b", 16, 64, 4096),
-    ("llama-30b", 64, 512, 2048),
-    ("llama-3-70b", 128, 512, 8192),
-    ("llama-3-8b", 32, 256, 8192),
+JOBS = [
+    ("llama-2-13b", "dgx-h100", 32, 256, 4096),
+    ("llama-3-8b", "dgx-h100", 16, 128, 8192),
+    ("gpt3-175b", "dgx-h100", 256, 1024, 2048),
+    ("llama-2-70b", "dgx-h100", 64, 256, 4096),
+    ("llama-3-70b", "dgx-h100", 256, 1024, 8192),
+    ("opt-30b", "dgx-h100", 32, 256, 2048),
+    ("llama-2-13b", "dgx-h100", 16, 64, 4096),
+    ("llama-30b", "dgx-h100", 64, 512, 2048),
+    ("llama-3-70b", "dgx-h100", 128, 512, 8192),
+    ("llama-3-8b", "dgx-h100", 32, 256, 8192),
+    # In these the output layer is large beside a stage.
+    ("qwen3-1.7b", "dgx-h100", 8, 64, 4096),
+    ("qwen3-1.7b", "dgx-h100", 16, 256, 4096),
+    ("llama-3-8b", "dgx-h100", 8, 64, 8192),
+    ("llama-3-70b", "dgx-a100", 128, 256, 4096),
+    ("llama-3-8b", "dgx-b200", 8, 128, 8192),
+    ("llama-3-405b", "gb200-nvl72", 256, 256, 8192),
+    ("llama-2-13b", "dgx-a100-40gb", 24, 96, 4096),
 ]
 
 
-def test_the_lines_pick_is_near_the_planners_best_in_nine_jobs_of_ten():
-    behind = []
-    for name, gpus, batch, seq_len in TEN:
-        model = find_model(name)
-        given, cuts, room = d14.case(model, gpus, batch, seq_len)
-        fits = [cut for cut in cuts if d13.cost(given, cut).memory <= room]
-        pick = min(fits, key=lambda cut: d13.cost(given, cut).seconds)
-        job = Job(model, CLUSTERS["dgx-h100"], batch, seq_len, FRAMEWORKS["megatron-lm"])
-        best = plan(job, gpus=gpus, cp=1).best.seconds
-        behind.append(estimate(job, d13.layout_of(pick)).step_seconds / best - 1)
-    assert sum(one <= 0.1 for one in behind) >= 9, behind
+@pytest.mark.parametrize("job", JOBS)
+def test_the_first_row_of_your_job_ties_with_the_planners_best(job):
+    behind = re.search(r"your first row there: ([+-][\d.]+)%", repr(d14.your_job(d13.cost, *job)))
+    assert float(behind[1]) <= 10

@@ -249,7 +249,7 @@ def your_job(cost: Callable, model: str, cluster: str, gpus: int, batch: int, se
     columns = ["DP · TP · PP", whose(cost), "the planner", "memory", "the planner"]
     made = Table(columns, rows, title=f"{job.model.name} on {gpus} × {cluster}, {batch} × {seq_len:,} tokens")
     made.note = (
-        f"The planner's best: {best.layout}, {best.seconds:.3g} s; your first row is {behind:.0%} slower"
+        f"The planner's best: {best.layout}, {best.seconds:.3g} s; your first row there: {behind:+.1%}"
     )
     return made
 

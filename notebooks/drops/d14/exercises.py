@@ -73,14 +73,18 @@ def case(
     """(job, cuts, room): the arguments of `defence` for a model on a cluster. The layouts are all that divide
     the model, the GPUs and the batch, with and without recompute: under ZeRO-1, or under FSDP where there is
     data parallelism alone. sizes_of_b: the sizes of a microbatch. ends: also stages that divide the layers
-    with the embedding and the output layer counted.
+    with the embedding and the output layer counted; and no stages so small that the output layer is more than
+    a fifth of one, because the lines share it out over all stages.
     """
     given, _ = d13.as_written(Job(model, cluster, batch, seq_len, FRAMEWORKS["megatron-lm"]), Layout())
     divides = lambda stages: any(layers % stages == 0 for layers in (model.layers, model.layers + 2 * ends))
+    output = model.vocab * model.hidden
+    layers = given.N - output * (1 if model.tied else 2)
+    even = lambda stages: stages == 1 or not ends or output <= 0.2 * layers / stages
     cuts = []
     sizes = [n for n in range(1, gpus + 1) if gpus % n == 0]
     for t in (t for t in sizes if model.heads % t == 0):
-        for p in (p for p in sizes if gpus % (t * p) == 0 and divides(p)):
+        for p in (p for p in sizes if gpus % (t * p) == 0 and divides(p) and even(p)):
             d = gpus // (t * p)
             chunks = [v for v in range(1, 9) if divides(p * v) and (p > 1 or v == 1)]
             for b in (b for b in sizes_of_b if batch % (d * b) == 0):
