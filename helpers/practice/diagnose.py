@@ -41,7 +41,7 @@ def _operation(rank: int, text, order: Sequence, m: int) -> Op:
     if isinstance(text, list):
         raise Illegal(
             f"rank {rank}: you give a list of lists. Give the operations of this rank alone.",
-            "the lists of all ranks",
+            "a list of lists",
         )
     parsed = re.fullmatch(r"([FBIW])(\d+)", text) if isinstance(text, str) else None
     if not parsed:

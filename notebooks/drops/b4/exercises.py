@@ -109,6 +109,26 @@ def _three_records(run: Run, truth: Run) -> list[tuple[str, str, str]]:
     return ([row for row in rows if row[1] != row[2]] or rows)[:3]
 
 
+def _named(run: Run, truth: Run) -> tuple[str, str] | None:
+    """(which ranks are named and should not be, or the reverse, the first of them with its numbers)."""
+    extra, left_out = [], []
+    for case, (entries, members), mine, meant in zip(CASES, _records(), run.values, truth.values):
+        for group, ranks in members.items():
+            named, behind = (set(answer.get(group, ())) for answer in (mine, meant))
+            numbers = [
+                [e["collective_seq_id"] for e in entries[r] if e["process_group"][0] == group] for r in ranks
+            ]
+            last = dict(zip(ranks, (max(of_rank, default=0) for of_rank in numbers)))
+            says = f"{case}, group {group}: last numbers by rank are {last}, and you name {sorted(named)}."
+            extra += [says] if named - behind else []
+            left_out += [says] if behind - named else []
+    if not extra and not left_out:
+        return None
+    if extra and left_out:
+        return "not the ranks that are behind", extra[0]
+    return ("ranks named that are not behind", extra[0]) if extra else ("behind, and not named", left_out[0])
+
+
 never = Asked(
     "who never came",
     who_never_came,
@@ -123,6 +143,7 @@ never = Asked(
     praise="Right on runs that you have not seen, also where a small buffer has lost the beginning. (Where"
     " all came and the numbers are the same, as in run 3, compare the names.)",
     figures=_three_records,
+    finds=_named,
 )
 
 
