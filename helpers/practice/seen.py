@@ -369,10 +369,11 @@ def _some_cases(seen: _Seen) -> Values:
 # right ranks, right places. Last what the numbers do not show: which ranks met, and how many cases are right.
 NUMBERS = (
     (
-        "nothing was written",
+        "the given tensor is unchanged",
         _nothing_written,
-        "The tensor that your function was given is unchanged. `x += y`, `x *= y`, `x.copy_(y)` and"
-        " `x[...] = y` write into a tensor. `x = x + y` makes a new tensor, which the check does not read.",
+        "The tensor that your function was given is as it was, and the check reads that one. `x += y`,"
+        " `x *= y`, `x.copy_(y)` and `x[...] = y` write into it. What `x = x + y` or `x.clone()` makes is"
+        " another tensor, and so is what is gathered from a copy that is old.",
     ),
     (
         "a part left as it was",

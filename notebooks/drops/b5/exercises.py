@@ -117,7 +117,9 @@ WHOLE = ("norm1.weight", "norm2.weight", "norm2.bias")
 
 
 def _to_clip(rank: int, n: int, p: int, t: int) -> list[tuple]:
-    """The arguments of two cases: gradients that are clipped, and gradients whose norm is small enough."""
+    """The arguments of each case: gradients that are clipped, gradients whose norm is small enough, and
+    gradients whose norm is too large although those of some ranks alone are not.
+    """
     mesh = init_device_mesh("cpu", (p, n // p // t, t), mesh_dim_names=("pp", "dp", "tp"))
     at = mesh.get_coordinate()
     draw = lambda seed, size: torch.randn(size, generator=torch.Generator().manual_seed(seed))
@@ -127,7 +129,7 @@ def _to_clip(rank: int, n: int, p: int, t: int) -> list[tuple]:
     groups = mesh.get_group("tp"), mesh.get_group("pp")
     cases = [
         ({name: one.clone() for name, one in gradients.items()}, set(CUT), largest, *groups)
-        for largest in (2.0, 1e3)
+        for largest in (2.0, 1e3, 7.5)
     ]
     # An attempt may put other tensors into the dict.
     facts_so_far()["tensors"] = [list(case[0].values()) for case in cases]

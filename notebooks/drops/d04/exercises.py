@@ -130,6 +130,9 @@ def _second_did_as_the_last(run: Run) -> bool:
     return done == [True, True, False, False] and waits == {2, 3}
 
 
+OTHER = "other gradients than the twin's"
+
+
 def _found_in_stage(run: Run, truth: Run) -> tuple[str, str] | None:
     same = not run.error and all(facts["same"] for facts in run.ranks)
     same = same and loop.alike(run.ranks[-1]["values"], truth.ranks[-1]["values"])
@@ -139,7 +142,9 @@ def _found_in_stage(run: Run, truth: Run) -> tuple[str, str] | None:
         else ''.
         """
         # A wrong gradient is passed on to lower ranks, so the last of these ranks is its source.
-        guilty = [] if same else [r for r, facts in enumerate(run.ranks) if facts and holds(facts)]
+        # If another rank crashes at once, a rank may not have begun.
+        begun = [r for r, facts in enumerate(run.ranks) if "forwards" in facts and not same]
+        guilty = [r for r in begun if holds(run.ranks[r])]
         return f"See rank {guilty[-1]}.{what(run.ranks[guilty[-1]])}" if guilty else ""
 
     uses, other = names_in(run.attempt), see(lambda f: not f.get("same", True))
@@ -163,7 +168,7 @@ def _found_in_stage(run: Run, truth: Run) -> tuple[str, str] | None:
             "x is not what came": see(lambda f: f["x"], lambda f: f["x"]),
             "a gradient that is divided, or multiplied": see(lambda f: f.get("times")),
             "a backward from another gradient": see(lambda f: f["dy"]),
-            "other gradients than the twin's": other,
+            OTHER: other,
             "forward run twice": not run.error and any(f["forwards"] > 1 for f in run.ranks),
         }
     ) or needs_more(bytes="more bytes than needed")(run, truth)
@@ -171,7 +176,7 @@ def _found_in_stage(run: Run, truth: Run) -> tuple[str, str] | None:
 
 def _found_in_loop(run: Run, truth: Run) -> tuple[str, str] | None:
     returned = not run.error and any(f["values"] != [None] for f in run.ranks[:-1])
-    return first(
+    found = first(
         {
             "two stages written in": _second_did_as_the_last(run),
             "dy in the shape of the tokens": "called recv of int64" in str(run.error),
@@ -179,6 +184,11 @@ def _found_in_loop(run: Run, truth: Run) -> tuple[str, str] | None:
             "something returned by every stage": returned,
         }
     ) or _found_in_stage(run, truth)
+    losses = [one.ranks[-1].get("values") for one in (run, truth)]
+    if found and found[0] == OTHER and losses[0] and not loop.alike(*losses):
+        text = "The last stage got the twin's x, and its loss is another one: it is toy.loss_of(y, targets)."
+        return "another loss", text
+    return found
 
 
 def middle(stage, empty, rank):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -105,11 +106,12 @@ def _uneven(run: Run, more: int) -> Run:
 
 
 def _taken(seen: engine.Run, _) -> tuple[str, str] | None:
-    """(mistake, a text on the run) for the first run with a wrong answer; None if there is none."""
-    wrong = ((*ended, answer) for ended, answer in zip(_ended(), seen.values) if answer != ended[1])
-    which, was, run, answer = next(wrong, [None] * 4)
-    if not run:
+    """(mistake, a text on a run) for the cause that is most often taken for one other; None if none is."""
+    wrong = [(*ended, answer) for ended, answer in zip(_ended(), seen.values) if answer != ended[1]]
+    if not wrong:
         return None
+    (was, answer), _ = Counter((was, answer) for _, was, _, answer in wrong).most_common(1)[0]
+    which, run = next((name, run) for name, cause, run, given in wrong if (cause, given) == (was, answer))
     steps = run.peaks if len(run.peaks) <= 3 else run.peaks[:2] + run.peaks[-2:]
     peaks = " → ".join(human(max(held)) for held in steps) + f"; its emptiest: {human(min(steps[-1]))}"
     name, missed = _missed(seen.values, was, answer)
