@@ -22,7 +22,9 @@ from types import FunctionType
 from typing import NamedTuple
 
 from helpers.practice import Answer, Exercise, beside, names_in, number, right, wrong
-from three_axes.table import Table, human
+from three_axes.table import Table
+
+from .formulas import FORMULAS, Formula
 
 FILE, OLD = "cost_model.py", "cost_model_before.py"
 HEAD = '''"""Your cost model, a line a drop.
@@ -66,27 +68,12 @@ class _Judged(Exercise):
 class Line:
     """A line of the cost model: a call is answered by the reader's function if it is right, else by the
     course's.
-
-    ours: the course's function. drop: where it is written. what: a sentence with units, for the reader's
-    file. cases: a text -> arguments; the first are this drop's own sizes. found: what contradicts a wrong
-    line there ('the wire says'). shown(value): a value as text. mistakes: name -> (a wrong function, a
-    sentence).
     """
 
-    def __init__(
-        self,
-        ours: Callable,
-        drop: str,
-        what: str,
-        cases: dict[str, tuple],
-        found: str,
-        shown: Callable[[float], str] = human,
-        mistakes: dict[str, tuple[Callable, str]] | None = None,
-    ):
-        self.ours, self.name, self.drop, self.what = ours, ours.__name__, drop, what
-        self.cases, self.found, self.shown, self.mistakes = cases, found, shown, mistakes or {}
-        self.exercise = _Judged(self.name, ours, self._judge, hints=[], minutes=2, noted=False)
-        self._signature = inspect.signature(ours)
+    def __init__(self, formula: Formula):
+        self.formula, self.ours, self.name = formula, formula.ours, formula.ours.__name__
+        self.exercise = _Judged(self.name, self.ours, self._judge, hints=[], minutes=2, noted=False)
+        self._signature = inspect.signature(self.ours)
 
     def __repr__(self) -> str:
         whose = "yours" if self.name in kept().right else "the course's"
@@ -108,7 +95,7 @@ class Line:
         """Judge a reader's function. A right one is kept, and used from then on."""
         answer = self.exercise.check(attempt)
         if answer.kind == "right" and attempt is not self.ours:
-            answer.text += f" {keep(attempt, self.name, f'Drop {self.drop}. {self.what}')}"
+            answer.text += f" {keep(attempt, self.name, f'Drop {self.formula.drop}. {self.formula.what}')}"
         return answer
 
     def solution(self):
@@ -136,7 +123,7 @@ class Line:
         more than a tenth, or on the case in which it is off most.
         """
         off: list[tuple[float, str]] = []
-        for i, (where, given) in enumerate(self.cases.items()):
+        for i, (where, given) in enumerate(self.formula.cases.items()):
             with _ours_alone():
                 try:
                     if (value := attempt(*given)) is None:
@@ -146,12 +133,12 @@ class Line:
                     return f"{where}: yours ends with {type(e).__name__}: {e}."
             truth = self.ours(*given)
             if abs(mine - truth) > 1e-6 * max(abs(truth), 1e-12):
-                said, true = self.shown(mine), self.shown(truth)
+                said, true = self.formula.shown(mine), self.formula.shown(truth)
                 if said == true:
                     said, true = f"{mine:.6g}", f"{truth:.6g}"
                 elif mine and not re.search("[1-9]", said):  # gigabytes, for instance
                     said = f"{mine:.6g}"
-                sentence = f"{where}: yours says {said}, {'right is' if i else self.found} {true}."
+                sentence = f"{where}: yours says {said}, {'right is' if i else self.formula.found} {true}."
                 off.append((abs(mine / truth - 1) if truth else 1.0, sentence))
         if not off:
             return ""
@@ -164,8 +151,8 @@ class Line:
             return wrong("another name", f"Write it as a function: `def {self.name}{self._signature}:`.")
         if not (text := self.wrong(attempt)):
             return right("Right.")
-        for name, (other, why) in self.mistakes.items():
-            if all(_alike(attempt, other, given) for given in self.cases.values()):
+        for name, (other, why) in self.formula.mistakes.items():
+            if all(_alike(attempt, other, given) for given in self.formula.cases.values()):
                 return wrong(name, f"{text} {why}")
         return wrong("another figure", text)
 
@@ -380,263 +367,13 @@ def _called(function: Callable) -> list[Callable]:
 
 # -- the lines
 
-LINES: dict[str, Line] = {}
+LINES = {name: Line(formula) for name, formula in FORMULAS.items()}
+JUDGES |= {name: line.wrong for name, line in LINES.items()}
+__all__ += LINES
 
 
-def _line(drop: str, what: str, cases: dict[str, tuple], found: str, **more) -> Callable[[Callable], Line]:
-    def made(ours: Callable) -> Line:
-        one = LINES[ours.__name__] = Line(ours, drop, what, cases, found, **more)
-        JUDGES[one.name] = one.wrong
-        __all__.append(one.name)
-        return one
-
-    return made
-
-
-TOY = 3_297_792  # parameters of the toy whose hidden size is 256
-
-
-@_line(
-    "02",
-    "Bytes that a rank sends, to sum S bytes over d ranks.",
-    {
-        "13.2 MB on 4 ranks": (4 * TOY, 4),
-        "13.2 MB on 3 ranks": (4 * TOY, 3),
-        "13.2 MB on 2 ranks": (4 * TOY, 2),
-        "1 GB on 64 ranks": (1e9, 64),
-        "1 GB on 1 rank": (1e9, 1),
-    },
-    "the wire says",
-    mistakes={
-        "half of the way": (
-            lambda S, d: (d - 1) / d * S,
-            "The finished chunks go round too: as many steps once more.",
-        ),
-        "the whole tensor in each step": (
-            lambda S, d: 2 * (d - 1) * S,
-            "In each step a rank sends a chunk, S/d.",
-        ),
-    },
-)
-def all_reduce(S, d):
-    return 2 * (d - 1) / d * S
-
-
-@_line(
-    "03",
-    "Bytes that a rank sends for TP: L layers, T tokens, numbers of e bytes; t ranks share each matrix.",
-    {
-        "4 layers, h = 256, 256 tokens, 4 ranks, 4 bytes a number": (4, 256, 256, 4, 4),
-        "80 layers, h = 8,192, 8,192 tokens, 8 ranks, 2 bytes": (80, 8192, 8192, 8, 2),
-        "2 layers, h = 64, 1,024 tokens, 2 ranks, 2 bytes": (2, 64, 1024, 2, 2),
-        "4 layers, h = 256, 256 tokens, 1 rank, 4 bytes": (4, 256, 256, 1, 4),
-    },
-    "the wire says",
-    mistakes={
-        "one all-reduce a layer": (
-            lambda L, h, T, t, e: L * all_reduce(e * T * h, t),
-            "A layer has an attention and an MLP, each with one all-reduce forward and one backward.",
-        ),
-        "tensors without an all-reduce's factor": (
-            lambda L, h, T, t, e: 4 * L * e * T * h,
-            "An all-reduce of S bytes sends all_reduce(S, t).",
-        ),
-    },
-)
-def tp_sends(L, h, T, t, e=2):
-    return 4 * L * all_reduce(e * T * h, t)
-
-
-def _seconds(x: float) -> str:
-    return f"{x:.3g} s" if x >= 1 else f"{1e3 * x:.3g} ms"
-
-
-@_line(
-    "03",
-    "Seconds to compute T tokens: N parameters, L layers of width h, sequences of s, C operations a second.",
-    {
-        "the toy's 256 tokens at 10⁹ operations a second": (TOY, 4, 256, 32, 256, 1e9),
-        "8·10⁹ parameters, 32 layers, h = 4,096, 8,192 tokens of a sequence of 8,192, 554·10¹² a second": (
-            *(8e9, 32, 4096, 8192, 8192, 554e12),
-        ),
-        "the same with a sequence of 131,072": (8e9, 32, 4096, 131072, 131072, 554e12),
-        "no parameters, 1 layer, h = 1, s = 1, 1 token, 1 a second": (0, 1, 1, 1, 1, 1),
-    },
-    "with matrices and attention it is",
-    shown=_seconds,
-    mistakes={
-        "forward alone": (
-            lambda N, L, h, s, T, C: 2 * N * T / C + 2 * L * T * s * h / (0.8 * C),
-            "Backward takes twice as many operations as forward: 2 and 4 a parameter and token.",
-        ),
-        "attention as fast as a product": (
-            lambda N, L, h, s, T, C: 6 * N * T / C + 6 * L * T * s * h / C,
-            "Attention reaches 0.8 of C: divide by 0.8·C.",
-        ),
-    },
-)
-def compute(N, L, h, s, T, C):
-    return 6 * N * T / C + 6 * L * T * s * h / (0.8 * C)
-
-
-@_line(
-    "04",
-    "Bytes over one boundary, one way: T tokens of width h, numbers of e bytes, over t ranks of a stage.",
-    {
-        "256 tokens, h = 256, 4 bytes a number": (256, 256, 1, 4),
-        "8,192 tokens, h = 8,192, 2 bytes, a stage of 8 ranks": (8192, 8192, 8, 2),
-        "1,024 tokens, h = 64, 2 bytes, a stage of 2 ranks": (64, 1024, 2, 2),
-    },
-    "the wire says",
-    mistakes={
-        "there and back": (
-            lambda h, T, t, e: 2 * e * T * h / t,
-            "Asked is one way. The gradient's way back is another message.",
-        ),
-        "whole on each TP rank": (
-            lambda h, T, t, e: e * T * h,
-            "Under TP each of a stage's t ranks sends its 1/t of the numbers.",
-        ),
-    },
-)
-def stage_sends(h, T, t=1, e=2):
-    return e * T * h / t
-
-
-@_line(
-    "05",
-    "Seconds by which a collective of A seconds makes a step longer, under work of `hides` seconds.",
-    {
-        "an all-reduce of 450 ms, under a backward of 160 ms": (0.450, 0.160),
-        "an all-reduce of 901 ms, under a backward of 160 ms": (0.901, 0.160),
-        "an all-reduce of 113 ms, under a backward of 160 ms": (0.113, 0.160),
-        "an all-reduce of 100 ms, under a backward of 90 ms": (0.1, 0.09),
-        "none": (0.0, 0.160),
-    },
-    "what shows is",
-    shown=_seconds,
-    mistakes={
-        "no tail": (
-            lambda A, hides: max(0.0, A - hides),
-            "The last bucket has no backward left to hide it: A/5 shows always.",
-        ),
-        "both together": (
-            lambda A, hides: A / 5 + max(0.0, A - hides),
-            "The larger of the two shows, not their sum.",
-        ),
-    },
-)
-def shows(A, hides):
-    return max(A / 5, A - hides)
-
-
-_percent = "{:.2%}".format
-
-
-@_line(
-    "07",
-    "The share of the step in which a rank of a pipeline idles: m microbatches, p stages, v chunks a stage.",
-    {
-        "m = 8, p = 4": (8, 4, 1),
-        "m = 32, p = 8": (32, 8, 1),
-        "m = 1, p = 4": (1, 4, 1),
-        "m = 8, p = 1": (8, 1, 1),
-        "m = 16, p = 8, v = 4": (16, 8, 4),
-    },
-    "the timeline says",
-    shown=_percent,
-    mistakes={
-        "idle over busy time": (
-            lambda m, p, v: (p - 1) / (m * v),
-            "Divide by the whole step: the work of m microbatches, and the waiting for p − 1.",
-        ),
-        "v is left out": (
-            lambda m, p, v: (p - 1) / (m + p - 1),
-            "With v chunks a stage works on m·v pieces, and waits for p − 1 pieces.",
-        ),
-    },
-)
-def bubble(m, p, v=1):
-    return (p - 1) / (m * v + p - 1)
-
-
-@_line(
-    "08",
-    "Bytes a second that a group's all-reduce reaches: its ranks, `stride` numbers apart; `node` ranks in a"
-    " node; W of a link, R of a port.",
-    {
-        "two ranks side by side, nodes of 4, W = 20 MB/s, R = 1 MB/s": (2, 1, 4, 20e6, 1e6),
-        "two ranks, 2 apart": (2, 2, 4, 20e6, 1e6),
-        "two ranks, 4 apart": (2, 4, 4, 20e6, 1e6),
-        "all eight": (8, 1, 4, 20e6, 1e6),
-        "four ranks, 2 apart": (4, 2, 4, 20e6, 1e6),
-        "two ranks, 8 apart": (2, 8, 4, 20e6, 1e6),
-        "all eight, R = 10 MB/s": (8, 1, 4, 20e6, 10e6),
-    },
-    "an all-reduce reaches",
-    shown=lambda x: f"{human(x)}/s",
-    mistakes={
-        "one port for all": (
-            lambda ranks, stride, node, W, R: W if ranks * stride <= node else min(W, R),
-            "Each of the group's ranks in a node has a port: node // stride of them.",
-        ),
-        "faster than a link": (
-            lambda ranks, stride, node, W, R: W if ranks * stride <= node else R * max(1, node // stride),
-            "A rank's own link is on the way: never more than W.",
-        ),
-    },
-)
-def bandwidth(ranks, stride, node, W, R):
-    return W if ranks * stride <= node else min(W, R * max(1, node // stride))
-
-
-@_line(
-    "09",
-    "Bytes of states of n parameters on a rank: w, g and o bytes each of weights, gradients and optimizer;"
-    " zero, 0 to 3, divides some by d.",
-    {
-        "the toy on 4 ranks under ZeRO-1, 4 + 4 + 8 bytes": (TOY, 4, 1, 4, 4, 8),
-        "under ZeRO-2": (TOY, 4, 2, 4, 4, 8),
-        "under ZeRO-3": (TOY, 4, 3, 4, 4, 8),
-        "without ZeRO": (TOY, 4, 0, 4, 4, 8),
-        "13·10⁹ on 8 ranks under ZeRO-1, 2 + 4 + 12": (13e9, 8, 1, 2, 4, 12),
-        "13·10⁹ on 8 ranks under ZeRO-2, 2 + 4 + 12": (13e9, 8, 2, 2, 4, 12),
-    },
-    "the ranks hold",
-    mistakes={
-        "all divided by d": (
-            lambda n, d, zero, w, g, o: n * (w + g + o) / (d if zero else 1),
-            "ZeRO-1 divides the optimizer's bytes alone, ZeRO-2 the gradients' too.",
-        ),
-        "ZeRO-2 divides the optimizer alone": (
-            lambda n, d, zero, w, g, o: (
-                n * ((w + g + o) / d if zero == 3 else w + g + (o / d if zero else o))
-            ),
-            "ZeRO-2 divides gradients and optimizer.",
-        ),
-    },
-)
-def states(n, d, zero, w=2, g=2, o=12):
-    divided = [0, o, o + g, w + g + o][zero]
-    return n * (w + g + o - divided + divided / d)
-
-
-@_line(
-    "10",
-    "Bytes of activations that L layers of width h keep for T tokens: k bytes a number, over t ranks.",
-    {
-        "the larger toy's 4 blocks, h = 64, 640 tokens, 64 bytes a number": (4, 64, 640, 1, 64),
-        "the same, recomputed, 4 bytes": (4, 64, 640, 1, 4),
-        "the 13B's 40 layers, h = 5,120, 4·1,024 tokens, TP 2, 32.2 bytes": (40, 5120, 4096, 2, 32.2),
-    },
-    "the ranks keep",
-    mistakes={
-        "whole on each TP rank": (
-            lambda L, h, T, t, k: k * L * T * h,
-            "Under TP with SP each of t ranks keeps its part.",
-        ),
-        "one layer": (lambda L, h, T, t, k: k * T * h / t, "Each of the L layers keeps its own."),
-    },
-)
-def activations(L, h, T, t, k=34):
-    return k * L * T * h / t
+def __getattr__(name: str) -> Line:
+    """`from drops.lines import all_reduce` gives the line of this name."""
+    if name in LINES:
+        return LINES[name]
+    raise AttributeError(f"drops.lines has no {name!r}; its lines are {', '.join(LINES)}")

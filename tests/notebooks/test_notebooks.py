@@ -153,7 +153,7 @@ def a_practice_cell_runs_alone_and_its_solution_where_it_is_pasted(path, noteboo
     drop = importlib.import_module(module_of(drop_number(path)))
     checked = lambda cell: re.findall(r"(\w+)\.check\(", cell.source)
     cells = {name: cell.source for cell in code(notebook) for name in checked(cell)}
-    mine = lambda x: isinstance(x, Line) and x.drop == drop_number(path)
+    mine = lambda x: isinstance(x, Line) and x.formula.drop == drop_number(path)
     lines = {name: x for name, x in vars(drop).items() if mine(x)}
     assert set(cells) == {name for name, x in vars(drop).items() if isinstance(x, Exercise)} | set(lines)
     for name, source in cells.items():

@@ -154,7 +154,7 @@ def test_a_line_that_is_not_written_is_not_started_and_never_called(tmp_path, na
     line = LINES[name]
     assert line.check(written(tmp_path, name, "return ...")).kind == "not started"
     assert str(line.solution()).startswith(f"def {name}(") and set(ATTEMPTS) == set(LINES)
-    given = next(iter(line.cases.values()))
+    given = next(iter(line.formula.cases.values()))
     assert line(*given) == line.ours(*given)
 
 
@@ -162,9 +162,9 @@ def test_a_line_that_is_not_written_is_not_started_and_never_called(tmp_path, na
 def test_a_right_line_gives_what_its_drop_prints(name):
     """(`compute` is held against its first addend alone.)"""
     line = LINES[name]
-    (path,) = (path for path in notebooks() if path.name.startswith(line.drop))
+    (path,) = (path for path in notebooks() if path.name.startswith(line.formula.drop))
     outputs = str([cell.get("outputs") for cell in read_book(path)["cells"]])
-    assert line.shown(line.ours(*next(iter(line.cases.values())))) in outputs
+    assert line.formula.shown(line.ours(*next(iter(line.formula.cases.values())))) in outputs
 
 
 def test_a_right_line_is_kept_and_used_and_named_below_the_table(beside_progress):

@@ -408,8 +408,8 @@ def test_numbers_are_asked_where_a_drop_has_a_line():
     assert list(lines.questions()) == [drop for drop, source in sources.items() if ".line.check(" in source]
     for drop, asked in lines.questions().items():
         line = LINES[asked["name"]]
-        assert line.drop == drop and asked["shown"] == line.shown(
-            line.ours(*line.cases[asked["case"]])
+        assert line.formula.drop == drop and asked["shown"] == line.formula.shown(
+            line.ours(*line.formula.cases[asked["case"]])
         ).replace("%", " %")
 
 

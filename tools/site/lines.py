@@ -1,47 +1,25 @@
-"""Reads from notebooks/drops/lines.py what a drop's page asks: the drop's line of the cost model, for the
-drop's own sizes.
+"""What a drop's page asks: the drop's line of the cost model, for the drop's own sizes.
 
-The file's lines are run without the rest of it, which needs PyTorch: `make site` installs none.
+The file that has the lines is run without its package: `make site` installs no PyTorch.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import math
-from collections.abc import Callable
+import runpy
 from functools import cache
-from typing import NamedTuple
+from typing import Any
 
 from three_axes.files import find
-from three_axes.table import human
 
 DIGITS = 3  # of an answer
 
 
-class Line(NamedTuple):
-    """A line of the file: the course's function, and the arguments of its decorator."""
-
-    ours: Callable
-    drop: str
-    what: str
-    cases: dict[str, tuple]
-    mistakes: dict[str, tuple[Callable, str]]
-    shown: Callable[[float], str]
-
-
 @cache
-def _lines() -> list[Line]:
-    found: list[Line] = []
-
-    def line(drop, what, cases, _, mistakes, shown=human) -> Callable:
-        return lambda ours: found.append(Line(ours, drop, what, cases, mistakes, shown)) or ours
-
-    path = find("notebooks/drops/lines.py")
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    begin = next(i for i, node in enumerate(body) if getattr(node, "name", "") == "_line") + 1
-    exec(compile(ast.Module(body[begin:], []), str(path), "exec"), {"_line": line, "human": human})
-    return found
+def _lines() -> list[Any]:
+    """The records of notebooks/drops/formulas.py, each a `Formula`."""
+    return list(runpy.run_path(str(find("notebooks/drops/formulas.py")))["FORMULAS"].values())
 
 
 def signatures() -> list[str]:
@@ -56,7 +34,7 @@ def questions() -> dict[str, dict]:
     return {drop: _question(first[drop]) for drop in sorted(first)}
 
 
-def _question(line: Line) -> dict:
+def _question(line: Any) -> dict:
     """The data of a question. unit: of the number that is asked. shown: the right number with its unit.
     right: the number itself. near: how far an answer may be from it, half of its third digit. mistakes: [a
     wrong number, why] of each mistake.

@@ -8,13 +8,14 @@ import torch
 import torch.distributed as dist
 
 from drops import lines, measured
+from drops.formulas import TOY
 from helpers import toy
 from helpers.ranks import World
 from three_axes.count import Traffic
 from three_axes.table import Table, human
 
 line = lines.all_reduce  # the reader's, or the course's
-GRADIENTS = 4 * lines.TOY  # bytes of the toy's gradients
+GRADIENTS = 4 * TOY  # bytes of the toy's gradients
 OPTIMIZERS = {"SGD": (torch.optim.SGD, 0.1), "AdamW": (torch.optim.AdamW, 0.001)}  # name -> (class, rate)
 
 
