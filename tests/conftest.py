@@ -42,7 +42,7 @@ FAILED = os.environ.pop(run_all.FAILED, None)  # neither workers nor the process
 BEYOND = re.compile(r"\[b\d\.")  # in the name of a test: an exercise of notebooks/beyond
 # The files that take longest in `make test-all`, the longest first. All others take less than half a minute.
 LONGEST = """
-    test_gpus test_browser test_exercises 14_defend test_left_behind test_changes test_train test_site
+    test_gpus test_browser test_exercises 14_defend test_left_behind test_train test_site
     test_silent test_beyond test_trace test_endings test_attempts test_count test_copies test_install 08_grid
     b1_fsdp test_browser_stored test_standing b4_hang b5_silent test_limits 11_scaling test_drops 10_crash
     test_colab test_toy test_training
