@@ -15,6 +15,7 @@ import re
 import sys
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from helpers.practice import NAMES, STORIES, Done, Quiz, advice_to, exercises, read_progress
@@ -25,36 +26,30 @@ from three_axes.terminal import fitted, put
 Class = list[tuple[str, Done]]  # (a student's name, the exercises and quizzes that the student has done)
 
 
-def _handed_in(folder: Path) -> list[tuple[str, Path]]:
-    """(a student's name, the progress file) of each file, sorted. Raises ValueError if there is none."""
+def collect(folder: Path) -> tuple[Class, list[tuple[str, str]]]:
+    """(the students, sorted by name; (a student's name, a message) for each file that cannot be read). Raises
+    ValueError if there is no file.
+    """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {plain(folder)}")
     files = sorted(folder.rglob("*.json"))
     if not files:
         what_to_do = "put them there as NAME.json or NAME/progress.json"
         raise ValueError(f"there is no progress file in {folder}; {what_to_do}")
-    of_folder = lambda path: path.name == "progress.json" and path.parent != folder
-    who = lambda path: path.parent if of_folder(path) else path.with_suffix("")
-    return [(plain(who(path).relative_to(folder)), path) for path in files]
-
-
-def collect(folder: Path) -> tuple[Class, list[str]]:
-    """(the students, sorted by name; a message for each file that cannot be read). Raises ValueError if there
-    is no file.
-    """
     students, unread = [], []
-    for who, path in _handed_in(folder):
+    for path in files:
+        in_a_folder = path.name == "progress.json" and path.parent != folder
+        who = plain((path.parent if in_a_folder else path.with_suffix("")).relative_to(folder))
         try:
             students.append((who, read_progress(path)))
         except (OSError, ValueError) as e:
-            unread.append(plain(e, 2000))
+            unread.append((who, plain(e, 2000)))
     return students, unread
 
 
-def absent(folder: Path, roster: Path) -> list[str]:
-    """Two sentences at most: who of the roster has no file in the folder, and which files are of nobody on
-    the roster. Names are compared without regard to capitals. Raises ValueError if the roster has no names,
-    or cannot be read.
+def absent(handed_in: Iterable[str], roster: Path) -> list[str]:
+    """Two sentences at most: who of the roster has handed in nothing, and who is not on the roster. Names are
+    compared without regard to capitals. Raises ValueError if the roster has no names, or cannot be read.
     """
     try:
         lines = roster.read_text(encoding="utf-8-sig").splitlines()
@@ -63,12 +58,12 @@ def absent(folder: Path, roster: Path) -> list[str]:
     names = [name for line in lines if (name := plain(" ".join(line.split())))]
     if not names:
         raise ValueError(f"{plain(roster)} has no names; write one on each line")
-    handed_in = {Path(who).name.casefold(): who for who, _ in _handed_in(folder)}
-    missing = [name for name in names if name.casefold() not in handed_in]
-    others = sorted(handed_in.keys() - {name.casefold() for name in names})
+    there = {Path(who).name.casefold(): who for who in handed_in}
+    missing = [name for name in names if name.casefold() not in there]
+    others = sorted(there.keys() - {name.casefold() for name in names})
     found = [f"{len(missing)} of {len(names)} have no progress file: {', '.join(missing) or 'nobody'}."]
     if others:
-        found.append(f"Not on the roster: {', '.join(handed_in[name] for name in others)}.")
+        found.append(f"Not on the roster: {', '.join(there[name] for name in others)}.")
     return found
 
 
@@ -113,21 +108,16 @@ def advice(students: Class) -> Table:
 
 def gain(students: Class) -> Table:
     """How many students answered each question of the quiz correctly, before the course and after it. Only
-    students with both quizzes count; if there are none, those with one quiz do.
+    students with both quizzes count; without any, the table has no rows.
     """
-    whole = lambda done, story: len(done.quiz.get(story, ())) == len(NAMES)
-    some = [[story for story in STORIES if whole(done, story)] for _, done in students]
-    both = sum(len(stories) == 2 for stories in some)
-    counted = [(done, has) for (_, done), has in zip(students, some) if len(has) == 2 or not both]
-    answered = {story: [done.quiz[story] for done, has in counted if story in has] for story in STORIES}
+    whole = lambda done: all(len(done.quiz.get(story, ())) == len(NAMES) for story in STORIES)
+    both = [done.quiz for _, done in students if whole(done)]
     rows = []
-    for i, name in enumerate(NAMES):
-        right = [sum(answers[i] for answers in answered[story]) for story in STORIES]
-        more = f"{100 * (right[1] - right[0]) / both:+.0f} points" if both else ""
-        rows.append([name, *(f"{n} of {len(answered[story])}" for n, story in zip(right, STORIES)), more])
-    single = sum(len(stories) == 1 for stories in some)
-    left_out = " (left out)" if both and single else ""
-    title = f"The quiz: students with before and after {both}, with only one of them {single}{left_out}"
+    for i, name in enumerate(NAMES if both else ()):
+        before, after = (sum(quiz[story][i] for quiz in both) for story in STORIES)
+        points = f"{100 * (after - before) / len(both):+.0f} points"
+        rows.append([name, f"{before} of {len(both)}", f"{after} of {len(both)}", points])
+    title = f"The quiz: students with before and after {len(both)}"
     return Table(["question", *STORIES, "gain"], rows, title=title)
 
 
@@ -181,12 +171,11 @@ def run(args: Namespace) -> int:
             raise ValueError("the quiz was left: nothing of it is kept") from None
         return 0
     students, unread = collect(args.folder)
-    quiz = [gain(students)] if any(done.quiz for _, done in students) else []
-    what_to_say = [table] if (table := advice(students)).rows else []
-    tables = [to_discuss(students), *what_to_say, *quiz, by_student(students)]
-    missing = absent(args.folder, args.roster) if args.roster else []
+    some = [table for table in (advice(students), gain(students)) if table.rows]
+    tables = [to_discuss(students), *some, by_student(students)]
+    missing = absent([who for who, _ in students + unread], args.roster) if args.roster else []
     with fitted(sys.stdout):
-        status = put("\n\n".join([*map(repr, tables), *missing, *unread]))
+        status = put("\n\n".join([*map(repr, tables), *missing, *(said for _, said in unread)]))
     if args.csv:
         try:
             with open(args.csv, "w", newline="", encoding="utf-8") as f:
