@@ -4,8 +4,7 @@ clicker turn the slides. Each slide has a number, and an address: 07.html#5.
 A slide begins at each heading, and after each output. The exercise has a slide with its task, and the
 questions have one, both without answers. Hints, checks, the setup and the sections for another day are left
 out. Pictures are the stored ones; but an explorer for which the site has frames can be moved and played on
-its slide. In a deck without one, sentences that ask the reader to move a slider are left out too. An explorer
-that answers a prediction is placed after the answer.
+its slide. An explorer that answers a prediction is placed after the answer.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from .pages import PLACE, explorer_of, lesson, not_started, questions, stub, tas
 from .printables import rendered
 from .site import frames
 
-# A sentence that asks the reader to use a control, and the letter after it.
-CONTROLS = re.compile(r"(?m)(?:^|(?<=[.:] ))(?:Press|Move|Drag|Click)\b[^.:\n]*[.:][ ]*(\w?)")
 SHORT = 200  # characters; a shorter text gets no slide of its own
 LINES = 24  # so many lines fit on a slide in readable letters
 
@@ -36,10 +33,9 @@ LINES = 24  # so many lines fit on a slide in readable letters
 def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNode]]:
     """The cells of each slide."""
     slides: list[list[nbformat.NotebookNode]] = [[]]
-    moves = bool(_explorers(notebook))
     for cell in _in_order(notebook):
         if cell.cell_type == "markdown":
-            for part in _parts(cell.source, moves):
+            for part in _parts(cell.source):
                 if part.startswith("#") and slides[-1] and not _short(slides[-1]):
                     slides.append([])
                 slides[-1].append(nbformat.v4.new_markdown_cell(part))
@@ -113,22 +109,20 @@ def _scripts(names: list[str]) -> str:
     return "".join([*map(frames.script, names), draws]) if names else ""
 
 
-def _parts(markdown: str, moves: bool) -> list[str]:
+def _parts(markdown: str) -> list[str]:
     """A cell's text, cut at its headings. An exercise's title, which may contain the answer, its hints, and
-    folded answers are left out. moves: whether the slides have an explorer, so that sentences about its
-    controls stay.
+    folded answers are left out.
     """
     parts = re.split(r"(?m)^(?=#{1,2} )", unlinked(PLACE.sub("", markdown)))
-    return [text for part in parts if (text := _on_slide(part, moves)).strip()]
+    return [text for part in parts if (text := _on_slide(part)).strip()]
 
 
-def _on_slide(part: str, moves: bool) -> str:
+def _on_slide(part: str) -> str:
     if part.startswith("## Check yourself"):
         return "\n\n".join(["## Check yourself", *questions(part)])
     if title := re.match(r"## Practice: .* · (.*)\n", part):
         return f"## Practice: {title[1]}\n{task(part[title.end() :])}"
-    part = re.sub(r"<details>.*?</details>", "", part, flags=re.S)
-    return part if moves else CONTROLS.sub(lambda sentence: sentence[1].upper(), part)
+    return re.sub(r"<details>.*?</details>", "", part, flags=re.S)
 
 
 def _left_out(cell: nbformat.NotebookNode) -> bool:
