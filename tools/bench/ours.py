@@ -1,6 +1,6 @@
-"""Measures the cost of counting, of the search for a hang, of `verify` and of the planner:
+"""Measures the cost of counting, of the search for a hang and of `verify`:
 
-    python tools/bench/ours.py [counting looking verify planner]
+    python tools/bench/ours.py [counting looking verify]
 
 Two measurements that are compared take turns, so that other work of the machine slows both equally. A ratio
 is the median over the pairs, with the smallest and the largest.
@@ -9,7 +9,6 @@ is the median over the pairs, with the smallest and the largest.
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,6 @@ from torch.distributed.fsdp import fully_shard
 from helpers import World, toy
 from helpers.ranks import polls
 from three_axes import counting
-from three_axes.plan import CLUSTERS, MODELS, Job, plan
 from three_axes.table import Table
 from three_axes.verify import verify
 
@@ -177,39 +175,7 @@ def cost_of_verify(times: int = 5) -> None:
     print(Table(columns, [row], title="What verify costs: four FSDP2 ranks, float64"))
 
 
-# -- the planner ----------------------------------------------------------------------------------
-
-PLAN = ("-m", "three_axes", "plan")
-COMMANDS = (
-    (*PLAN, "llama-3-70b", "--gpus", "64"),
-    (*PLAN, "deepseek-v3", "--gpus", "2048", "--batch", "15360"),
-)
-
-
-def planner(pairs: int = 15) -> None:
-    """Measure the whole command, a Python that only imports NumPy, and the planner inside a process."""
-
-    def took(*arguments: str) -> float:
-        command = [sys.executable, *arguments]
-        return timed(lambda: subprocess.run(command, stdout=subprocess.DEVNULL, check=True))
-
-    rows = []
-    for command in COMMANDS:
-        both = [(took("-c", "import numpy"), took(*command)) for _ in range(pairs)]
-        rows.append([" ".join(command[1:]), f"{1e3 * median(b for _, b in both):.0f} ms", paired(both)])
-    for model, gpus, batch in (("llama-3-70b", 64, 128), ("deepseek-v3", 2048, 15360)):
-        job = Job(MODELS[model], CLUSTERS["dgx-h100"], batch, 4096)
-        seconds = median(timed(lambda: plan(job, gpus=gpus)) for _ in range(5))
-        rows.append([f"plan() of {model} on {gpus:,}", f"{1e3 * seconds:.0f} ms", ""])
-    print(Table(["", "median", "of `import numpy`"], rows, title="How soon the planner answers"))
-
-
-TABLES = {
-    "counting": cost_of_counting,
-    "looking": cost_of_looking,
-    "verify": cost_of_verify,
-    "planner": planner,
-}
+TABLES = {"counting": cost_of_counting, "looking": cost_of_looking, "verify": cost_of_verify}
 
 if __name__ == "__main__":
     if unknown := set(sys.argv[1:]) - set(TABLES):
