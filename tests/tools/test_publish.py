@@ -14,19 +14,13 @@ def test_unreleased_changes_are_not_published(monkeypatch, capsys, below, refuse
     changes = f"# Changes\n\n## Unreleased\n{below}\n## {publish.version()}\n\nThe first.\n"
     read = publish._read
     monkeypatch.setattr(publish, "_read", lambda name: changes if name == "CHANGELOG.md" else read(name))
-    assert publish.main(["--tag", f"v{publish.version()}"]) == refused
+    assert publish.main([f"v{publish.version()}"]) == refused
     assert ("lines under ## Unreleased" in capsys.readouterr().out) == refused
 
 
 def test_files_that_do_not_agree_are_named(monkeypatch, capsys):
-    assert publish.main(["--tag", "v99.0"]) == 1
-    assert "the tag is v99.0" in capsys.readouterr().out
-    other = {"pyproject.toml": 'version = "9.0"\nhttps://github.com/some/where'}
-    other |= {"CITATION.cff": "", "CHANGELOG.md": ""}
+    other = {"pyproject.toml": 'version = "9.0"', "CITATION.cff": "", "CHANGELOG.md": ""}
     monkeypatch.setattr(publish, "_read", other.__getitem__)
-    monkeypatch.setattr(publish, "_git", lambda *words: "git@github.com:another/place.git")
-    assert publish.main([]) == 1
+    assert publish.main(["v99.0"]) == 1
     told = capsys.readouterr().out
-    for said in ("not github.com/some/where", "not committed", "CITATION.cff", "no heading ## 9.0"):
-        assert said in told and "trusted" in told
-    assert "no repository is named" not in told
+    assert all(said in told for said in ("the tag is v99.0", "CITATION.cff", "no heading ## 9.0"))
