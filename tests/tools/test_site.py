@@ -131,27 +131,6 @@ def test_every_link_leads_somewhere_and_nothing_is_fetched_from_afar(site, pages
 
 
 @pytest.mark.slow
-def test_every_page_loads_only_small_scripts(site, pages):
-    sizes = {script.name: script.stat().st_size for script in site.glob("*.js")}
-    assert sizes["site.js"] + sizes["first.js"] < 4e4 and sum(sizes.values()) < 2e6
-    loaded = {tag["src"].rpartition("/")[2] for page in pages.values() for tag in page.select("script[src]")}
-    assert loaded == {"site.js", "first.js"}
-
-
-@pytest.mark.slow
-def test_a_page_says_what_it_is_before_it_is_opened(site, pages):
-    for path, page in pages.items():
-        if path.parent.name == "slides":
-            continue
-        said = page.select_one("meta[name=description]")["content"]
-        title = page.select_one("meta[property='og:title']")["content"]
-        assert len(said) > 60 and page.title.text.removesuffix(" · Three Axes") == title
-    # Without JavaScript an explorer is the picture that the notebook has stored.
-    places = [place for page in pages.values() for place in page.select("[data-explorer]")]
-    assert all(place.select_one("img[src^='data:']") for place in places)
-
-
-@pytest.mark.slow
 def test_the_search_knows_no_answers(site):
     sections = json.loads((site / "search.js").read_text().removeprefix("const SECTIONS = ").rstrip(";\n"))
     texts = " ".join(text for *_, text in sections)
@@ -179,14 +158,6 @@ def test_answers_hints_and_solutions_stay_folded(pages, drop):
             for output in cell.outputs:
                 text = output.get("text") or output.get("data", {}).get("text/markdown", "")
                 assert not text.strip() or text.strip() not in seen
-
-
-@pytest.mark.slow
-def test_each_word_of_the_glossary_can_be_linked_to(site, pages):
-    rows = pages[site / "docs" / "glossary.html"].select("table.words tbody tr")
-    words = {row["id"]: row.td.get_text() for row in rows}
-    assert len(words) == len(rows) > 50
-    assert words["1f1b"] == "1F1B" and words["cp"] == "CP, context parallelism"
 
 
 @pytest.mark.slow
@@ -237,10 +208,6 @@ def test_workflows_can_be_read_and_need_no_secrets(file):
             assert "uses" not in step or re.fullmatch(r"(actions|pypa)/[\w-]+@[0-9a-f]{40}", step["uses"])
             kept = step.get("with", {}).get("persist-credentials", True)
             assert not ("checkout@" in step.get("uses", "") and kept)
-            for target in re.findall(r"\bmake (\w+)", step.get("run", "")):
-                assert re.search(rf"(?m)^[\w ]*\b{target}\b[\w ]*:", (ROOT / "Makefile").read_text())
-            for path in re.findall(r"(?:^|\s)(\.ci/\w+|tests/\w+\.py)", step.get("run", "")):
-                assert (ROOT / path).exists()
 
 
 # -- in a browser ------------------------------------------------------------------------------------------
@@ -371,12 +338,11 @@ FIGURE = r"(\d[\d.]*) ?{}(?![\w/])"
 
 @needs_chromium
 @pytest.mark.slow
-@pytest.mark.parametrize("width", ("phone", "laptop"))
 @pytest.mark.parametrize("drop", lines.questions())
-def test_a_page_asks_its_drops_line_for_a_number_and_keeps_it(visit, drop, width):
+def test_a_page_asks_its_drops_line_for_a_number_and_keeps_it(visit, drop):
     asked = lines.questions()[drop]
     page = visit(page_of(drop))
-    page.set_viewport_size(WIDTHS[width])
+    page.set_viewport_size(WIDTHS["phone"])
     form, said = page.locator("form.line"), page.locator("form.line .said")
     measured = page.locator(f"details.answer[data-answers~={asked['name']}]")
     field, commit = form.get_by_role("spinbutton"), form.get_by_role("button")
@@ -439,7 +405,7 @@ def test_the_first_page_predicts_cuts_and_its_address_keeps_it(visit):
 
 @needs_chromium
 @pytest.mark.slow
-@pytest.mark.parametrize("width", (390, 1024, 1280, 1920, 2560))
+@pytest.mark.parametrize("width", (390, 1920))
 def test_a_bar_of_the_first_page_is_as_long_as_its_figure_says(visit, width):
     page = visit("index.html")
     page.set_viewport_size({"width": width, "height": 800})
@@ -508,28 +474,6 @@ def test_frames_of_orders_are_the_simulators():
             for text, row in zip(texts, line.rows, strict=True):
                 for (*mine, start, end), (*true, a, b) in zip(decoded(text, 1), row, strict=True):
                     assert mine == true and (start, end) == pytest.approx((a, b))
-
-
-# A sentence that asks the reader to use controls, and the names of those.
-CONTROL = r"(play\b|<em>[^<]*</em>)"
-ASKS = re.compile(rf"\b(?:Press|Move|Drag|Click) {CONTROL}(?:, or move {CONTROL})?")
-
-
-@pytest.mark.slow
-def test_a_page_that_names_a_control_has_it(site, pages):
-    """A drop's page and its slides: 'Press play', 'Move *m*'."""
-    found = 0
-    for path in pages:
-        html = path.read_text()
-        if path.parent.name != "slides" and "notebooks" not in path.parts:
-            continue
-        names = [name for names in ASKS.findall(html) for name in names if name]
-        live = re.findall(r'data-explorer="(\w+)"', html)
-        has = {"play", "until unit"} if "orders" in live else set()
-        has |= {control for name in live for control in getattr(explore, name)().controls}
-        assert {re.sub("<.*?>", "", name) for name in names} <= has, path
-        found += len(names)
-    assert found >= 6, "07's page and its slides: play, until unit, m"
 
 
 @needs_chromium

@@ -29,7 +29,6 @@ from .first import first
 PAGES = (".ipynb", ".md", ".py", "")  # these files become pages; other files are copied
 FIRST = "README.md"  # becomes the first page
 GLOSSARY = "docs/glossary.md"
-LOST = "404.md"  # the page for an address that does not exist
 
 
 def build(folder: Path) -> int:
@@ -53,11 +52,6 @@ def build(folder: Path) -> int:
         bodies[name] = BeautifulSoup(body, "html.parser")
     slides.write("", folder / "slides")
     repo = published()
-    owner, _, project = repo.partition("/")
-    root = f"https://{owner}.github.io/{project}/" if repo else ""
-    drops = f'<a href="{root}index.html#the-drops">the drops</a>'
-    lost = f"<h1>Not here</h1><p>This address has no page. Search, or begin with {drops}.</p>"
-    bodies[LOST] = BeautifulSoup(lost, "html.parser")
     titles = {name: _title(body) for name, body in bodies.items()}
     sections = []
     for name, body in bodies.items():
@@ -65,10 +59,9 @@ def build(folder: Path) -> int:
         _tables(body)
         _later(body)
         if name == GLOSSARY:
-            _words(body)
-        if not name.endswith((".py", "LICENSE", LOST)):
+            body.table["class"] = "words"  # for style.css
+        if not name.endswith((".py", "LICENSE")):
             sections += _sections(body, address(name), titles[name])
-        description = _description(body, titles[name])
         if name == FIRST:
             vote = BeautifulSoup(first(), "html.parser")
             _linked(vote, name, folder)  # copies its picture
@@ -78,10 +71,7 @@ def build(folder: Path) -> int:
             "page",
             body=str(body),
             title=titles[name],
-            # The page for missing pages may be shown for an address in any folder.
-            up=root if name == LOST else "../" * (len(PurePosixPath(name).parts) - 1),
-            root=root,
-            description=description,
+            up="../" * (len(PurePosixPath(name).parts) - 1),
             source=f"https://github.com/{repo}/blob/main/{name}" if repo else "",
             previous=books[place - 1] if place else None,
             next=books[place + 1] if place is not None and place + 1 < len(books) else None,
@@ -151,15 +141,6 @@ def _sections(body: BeautifulSoup, address: str, title: str) -> list[list[str]]:
     return found
 
 
-def _description(body: BeautifulSoup, title: str) -> str:
-    """The beginning of the first paragraph that is longer than a line of links; else a sentence with the
-    title.
-    """
-    default = f"{title}, of Three Axes: data, tensor and pipeline parallelism by running them"
-    texts = (paragraph.get_text() for paragraph in body.select("p"))
-    return textwrap.shorten(next((text for text in texts if len(text) > 80), default), 200)
-
-
 def _title(body: BeautifulSoup) -> str:
     """The first heading of a page."""
     return textwrap.shorten(_words_of(body.h1), 200) if body.h1 else "Three Axes"
@@ -174,7 +155,7 @@ def _headings(body: BeautifulSoup) -> None:
     """Give headings the anchors that GitHub gives them, because the documents' links use these."""
     taken: dict[str, int] = {}
     for heading in body.select("h1, h2, h3, h4"):
-        anchor = _anchor(_words_of(heading))
+        anchor = re.sub(r"[^\w\- ]", "", _words_of(heading).lower().strip()).replace(" ", "-")
         taken[anchor] = taken.get(anchor, -1) + 1
         heading["id"] = anchor + (f"-{taken[anchor]}" if taken[anchor] else "")
         if link := heading.select_one("a.anchor-link"):
@@ -215,15 +196,3 @@ def _tables(body: BeautifulSoup) -> None:
     for code in body.select("td code"):
         if re.fullmatch(r"--[\w-]+", code.get_text()):
             code["class"] = "flag"
-
-
-def _words(glossary: BeautifulSoup) -> None:
-    """Give each word of the glossary an anchor, docs/glossary.html#bubble, and a class for style.css."""
-    glossary.table["class"] = "words"
-    for row in glossary.select("tbody tr"):
-        row["id"] = _anchor(row.td.get_text().partition(",")[0])
-
-
-def _anchor(text: str) -> str:
-    """The anchor that GitHub makes of a heading."""
-    return re.sub(r"[^\w\- ]", "", text.lower().strip()).replace(" ", "-")
