@@ -1,5 +1,5 @@
 """Notebooks as they are stored, in JupyterLab without a kernel and with its dark theme: all outputs of a cell
-are readable, and no widget is missing. Tall outputs keep their top on a small screen.
+are readable, and no widget is missing.
 """
 
 import shutil
@@ -136,35 +136,3 @@ def test_a_notebook_whose_kernel_is_gone_misses_no_widget(dark, lab):  # noqa: F
     dark.locator(".jp-OutputArea-output img").first.wait_for(timeout=MINUTE)
     assert trouble(dark) == [] and dark.locator(".noUi-handle").count() == 0
     put_away(dark)
-
-
-# Cells with the tallest outputs: number of a notebook -> a text of the cell.
-TALL = {"03": "draw.splits(", "06": "gantt.timeline(", "07": "explore.schedules("}
-# (pixels from the top of the screen to the top of a cell's output, the output's height)
-PLACE = """text => {
-  const notebook = window.jupyterapp.shell.currentWidget.content
-  const has = cell => cell.model.type == 'code' && cell.model.sharedModel.source.includes(text)
-  const cell = notebook.widgets.find(has)
-  const {top, height} = cell.node.querySelector('.jp-Cell-outputArea').getBoundingClientRect()
-  return [top - notebook.node.getBoundingClientRect().top, height] }"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", TALL)
-def test_the_top_of_a_tall_output_stays_on_the_screen(dark, lab, number):  # noqa: F811
-    opened, cell = Notebook(dark, lab[1], number), TALL[number]
-    opened.select(cell)
-    opened.command("notebook:run-all-above")
-    for theme in ("JupyterLab Dark", "JupyterLab Light"):
-        change_theme(dark, theme)
-        opened.run("import")  # scrolls away, to the first cell
-        opened.select(cell)
-        dark.keyboard.press("Shift+Enter")
-        opened.wait_for_kernel()
-        for _ in range(60):
-            top, height = dark.evaluate(PLACE, cell)
-            if height > 300 and top >= -1:
-                break
-            dark.wait_for_timeout(500)
-        assert height > 300 and top >= -1, (theme, top, height)
-    opened.close()
