@@ -51,10 +51,7 @@ def test_another_job_is_compared_where_nothing_fitted_the_first():
 JOBS = [  # model, GPUs, batch, tokens of a sequence, framework
     ("llama-3.2-1b", 1, 8, 2048, "textbook"),
     ("llama-3-8b", 8, 32, 4096, "textbook"),
-    pytest.param("llama-3-8b", 8, 32, 4096, "torchtitan", marks=pytest.mark.slow),
     ("mixtral-8x7b", 64, 256, 4096, "megatron-lm"),
-    pytest.param("llama-2-13b", 16, 64, 4096, "megatron-lm", marks=pytest.mark.slow),
-    pytest.param("llama-3-70b", 64, 128, 8192, "deepspeed", marks=pytest.mark.slow),
     pytest.param("gpt3-175b", 1024, 1536, 2048, "textbook", marks=pytest.mark.slow),
 ]
 
@@ -87,8 +84,6 @@ def test_no_sentence_is_false_of_any_job(name, gpus, batch, seq_len, framework):
         price = mine.proposal.cost(1e9)
         hours = float(re.search(r"take ([\d,]+) GPU-hours", price)[1].replace(",", ""))
         assert hours == pytest.approx(1e9 / mine.estimate.tokens_per_second_per_gpu / 3600, abs=1)
-        assert len(mine.proposal.alternatives(mine.pure).rows) >= (2 if gpus > 1 else 1)
-        assert mine.proposal.changes().rows and mine.proposal.assumptions()
         if not (mine.estimate.fits or mine.estimate.tight):  # with half the batch it may
             assert "ahead of this one" not in answers[QUESTIONS[4]]
 
