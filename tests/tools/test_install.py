@@ -24,7 +24,6 @@ import pytest
 from traces import by_hand
 
 from helpers.ranks.ports import free_port
-from three_axes.__main__ import parser
 from three_axes.commands import COMMANDS
 from tools import colab, lab, pages
 
@@ -179,13 +178,7 @@ def test_a_planner_with_numpy_alone(numpy_only, tmp_path, tmp_path_factory, comm
 
 
 @pytest.mark.slow
-def test_with_numpy_alone_tables_work_and_other_commands_say_what_they_need(numpy_only, tmp_path):
-    python = numpy_only / "python"
-    code = "import three_axes, numpy; print(three_axes.__file__); import torch"
-    there = run(python, "-c", code, cwd=tmp_path)
-    assert str(numpy_only.parent) in there.stdout and "No module named 'torch'" in there.stderr
-    table = run(python, "-c", "from three_axes.plan.validation import table; print(table())", cwd=tmp_path)
-    assert "Narayanan" in table.stdout, table.stderr
+def test_with_numpy_alone_other_commands_say_what_they_need(numpy_only, tmp_path):
     for command in set(COMMANDS) - set(SIZING) - {"class"}:
         arguments, _ = COURSE.get(command, ("", ""))
         refused = run(numpy_only / "three-axes", command, *arguments.split(), cwd=tmp_path)
@@ -194,7 +187,7 @@ def test_with_numpy_alone_tables_work_and_other_commands_say_what_they_need(nump
         assert "pip install '.[course]' in a clone of the course" in refused.stderr
         told = run(numpy_only / "three-axes", command, "--help", cwd=tmp_path)
         assert told.returncode == 0 and told.stdout.startswith(f"usage: three-axes {command}"), told.stderr
-    counting = run(python, "-c", "from three_axes import counting", cwd=tmp_path)
+    counting = run(numpy_only / "python", "-c", "from three_axes import counting", cwd=tmp_path)
     assert "three_axes.counting needs" in counting.stderr and "in a clone of the course" in counting.stderr
     names = {path.name for path in numpy_only.parent.glob("lib/python*/site-packages/*") if path.is_dir()}
     assert "three_axes" in names and not names & {"helpers", "drops", "tools"}
@@ -209,12 +202,6 @@ def test_the_whole_course_from_a_wheel(course, tmp_path, command, expected):
     status = int("class" in words)  # it is given files, of which none is a student's
     assert done.returncode == status and expected in done.stdout + done.stderr, done.stderr
     assert {p.name for p in tmp_path.iterdir()} <= {"build"}
-
-
-def test_every_command_is_tried_from_a_wheel():
-    assert set(COURSE) | {"lab", "explain"} == set(COMMANDS)
-    (every,) = (a.choices for a in parser()._actions if a.dest == "command")
-    assert set(SIZING) | set(COMMANDS) == set(every)
 
 
 def wait_until_it_listens(port: int) -> None:

@@ -466,16 +466,6 @@ def test_explorers_move_without_a_kernel(visit):
         page.keyboard.press("ArrowRight")
 
 
-def test_frames_of_orders_are_the_simulators():
-    for key, panels in frames.order_frames().items():
-        m, p = map(int, key.split())
-        for (name, *texts), line in zip(panels, explore._timelines(p, m), strict=True):
-            assert name == line.schedule.name
-            for text, row in zip(texts, line.rows, strict=True):
-                for (*mine, start, end), (*true, a, b) in zip(decoded(text, 1), row, strict=True):
-                    assert mine == true and (start, end) == pytest.approx((a, b))
-
-
 @needs_chromium
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["07", "slides/07.html"])
