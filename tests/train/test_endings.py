@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -155,14 +154,8 @@ def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_killed_runs_go_on_under_other_layouts(tmp_path):
-    """Three runs of `tests/kills.py`, which runs as many as one likes."""
-    chance = random.Random(1)
     run = tmp_path / "run"
-    for whom, number, moment in (
-        ("rank", signal.SIGKILL, "saving"),
-        ("launcher", signal.SIGTERM, "training"),
-        ("machine", signal.SIGINT, "saving"),
-    ):
-        layout = chance.choice(kills.LAYOUTS[2 if whom == "machine" else 1])
-        kills.disturb(run, kills.Kill(layout, whom, number, moment), chance, "float64")
-    assert kills.last_step(run) > 3 and kills.apart(run, "float64") < 1e-9
+    kills.disturb(run, "--tp 2", "rank", signal.SIGKILL, saving=True)
+    kills.disturb(run, "--dp 2 --async-save", "launcher", signal.SIGTERM, saving=False)
+    kills.disturb(run, "--dp 2 --pp 2", "machine", signal.SIGINT, saving=True)
+    assert kills.last_step(run) > 3 and kills.apart(run) < 1e-9
