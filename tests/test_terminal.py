@@ -76,12 +76,6 @@ def test_text_is_folded_on_a_real_terminal():
         assert len(fold("word " * 200).splitlines()) > 1
 
 
-@pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_help_cuts_no_command(name):
-    manual = COMMANDS[name].manual if name else main.__globals__["__doc__"]
-    assert [line for line in manual.splitlines() if line.startswith(" ") and len(line) > 76] == []
-
-
 @pytest.mark.parametrize(
     "typed, offered",
     [

@@ -113,12 +113,6 @@ def test_two_timelines_are_seen_at_once_on_a_projector(ranks, memory):
     assert one.figure.get_figheight() <= two.figure.get_figheight()
 
 
-def test_many_rows_are_drawn_higher_than_a_screen():
-    line = simulation.paper(SCHEDULES["1F1B"].make(8, 8))
-    many = gantt.timeline(dict.fromkeys("abcdefg", line), memory=False)
-    assert many.figure.get_figheight() > 7 * 8 * gantt.LEAST
-
-
 def test_two_orders_grow_unit_by_unit_and_say_what_they_take_when_they_are_over():
     orders = explore.orders(p=4, m=8)
     whole = orders.picture.alt

@@ -121,12 +121,12 @@ def test_advice_shows_its_markdown_and_arithmetic_as_it_is():
 
 def test_prints_of_ranks_are_shown_and_never_hide_the_verdict(capsys):
     def says(gradient, examples):
-        print(*range(200), sep="\n")
+        [print(i) for i in range(20_000)]  # no loop without an end
         return d02.weighted_average(gradient, examples)
 
-    d02.average.check(says)
+    assert d02.average.check(says).kind == "right"
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == 31 and any(line.startswith("… ") for line in shown) and "199" in shown[-1]
+    assert len(shown) == 31 and any(line.startswith("… ") for line in shown) and "19999" in shown[-1]
 
 
 def test_hints_come_in_steps_and_the_solution_on_request():
