@@ -90,6 +90,17 @@ def test_the_slowest_of_several_ranks(tmp_path):
         explain([files[0], write(tmp_path / "other.json", by_hand(), distributedInfo={"rank": 1})])
 
 
+def test_a_rank_that_waits_for_its_own_python_is_named(tmp_path):
+    late = by_hand()
+    late[0]["dur"] = 3000  # the step
+    late += [x("cuda_runtime", "cudaLaunchKernel", 2900, 5, 1, correlation=9)]
+    late += [x("kernel", "gemm", 2910, 90, correlation=9)]
+    events = {0: by_hand(), 1: by_hand(), 2: late}
+    files = [write(tmp_path / f"{r}.json", made, distributedInfo={"rank": r}) for r, made in events.items()]
+    told = [advice.text for advice in explain(files).advice]
+    assert any(text.startswith("rank 2 waits for its own Python, the other ranks do not: ") for text in told)
+
+
 def test_waiting_for_a_late_rank_is_separated_from_the_transfer(tmp_path):
     """Ten meetings: rank 1 comes 300 µs late, and each takes 50 µs once both are there."""
 

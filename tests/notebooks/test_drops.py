@@ -8,14 +8,12 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
-from quiet import on_a_quiet_machine
 from sampled import sampled
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from drops import b1, d02, d04, d06, d08, d10, d11, d12, d13
 from helpers import World, predict
 from helpers.practice import notebooks
-from three_axes.explain import explain
 
 
 @pytest.mark.parametrize(
@@ -50,20 +48,6 @@ def test_each_illness_shows_its_sign():
         assert min(waited[name]) > 0.7 * max(waited[name])
     parts = d11.beyond_healthy(ill)["TCP"]
     assert max(parts, key=lambda part: parts[part] if part != "healthy" else 0) == "dp"
-
-
-@pytest.mark.slow
-@on_a_quiet_machine
-def test_a_rank_that_is_slow_in_python_is_named(tmp_path):
-    with World(4) as world:
-        explained = explain(world.run(d11.record, str(tmp_path)))
-    assert [one.steps for one in explained.splits] == [d11.STEPS] * 4
-    slow = d11.SLOW_READER
-    assert explained.advice[0].text.startswith(f"rank {slow} waits for its own Python")
-    drawn = d11.own_waterfall(explained, 0, slow)
-    assert list(drawn) == ["rank 0", f"rank {slow}"]
-    for one, parts in zip((explained.splits[0], explained.splits[slow]), drawn.values()):
-        assert sum(parts.values()) == pytest.approx(one.seconds / one.steps)
 
 
 def test_sizes_that_do_not_divide_are_refused():
