@@ -20,7 +20,6 @@ from bs4 import BeautifulSoup
 
 from drops.lines import LINES
 from helpers.draw import explore
-from helpers.draw.holding import PARTS
 from helpers.practice import cards
 from helpers.practice.books import answering, drop_number, notebooks
 from helpers.ranks import folders
@@ -70,26 +69,6 @@ def test_frames_of_schedules_are_the_simulators():
             for mine, true in zip(decoded(text, timeline.schedule.v), row, strict=True):
                 assert mine[:2] == true[:2] and mine[2:] == pytest.approx(true[2:])
     assert set(controls) == {"schedule", "p", "m", "v"}, "the key of a frame has all controls"
-
-
-@pytest.fixture(scope="module")
-def memory():
-    return frames.memory_frames()
-
-
-@pytest.mark.slow
-def test_frames_of_memory_are_the_simulators(memory):
-    options = [values for _, values, _ in explore.memory().controls.values()]
-    settings = list(itertools.product(*options))
-    assert len(memory["frames"]) == len(settings) and memory["parts"] == list(PARTS)
-    for place in random.Random(0).sample(range(len(settings)), 150):
-        _, stages, capacity = explore.stages_of(*settings[place])
-        letters = memory["frames"][place]
-        digits = [frames.LETTERS.index(letter) for letter in letters]
-        read = [memory["gigabytes"][64 * a + b] for a, b in zip(digits[::2], digits[1::2])]
-        expected = [float(stage.get(part, 0.0)) / 1e9 for stage in stages for part in PARTS]
-        assert read == pytest.approx(expected, abs=0.0051) and memory["holds"] == capacity / 1e9
-    assert len(memory["gigabytes"]) <= 64**2
 
 
 # -- pages -------------------------------------------------------------------------------------------------
