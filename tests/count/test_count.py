@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import re
-import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -390,21 +389,6 @@ def test_places_are_printed_once_and_again_when_they_change_or_after_a_minute(mo
 
 
 PAIR = Channel("collective", "0", (0, 1))
-MESSAGE = Channel("recv", "0", (0, 1, 2), 1, 0)
-
-
-@pytest.mark.slow
-def test_programs_that_end_by_themselves_end_under_watch_too(tmp_path):
-    """Programs of `ending.py` in which a thread, a callback or a handler frees the ranks, in turn."""
-    (tmp_path / "train.py").write_text(
-        "import functools, ending, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "for name, program in ending.ENDS.items():\n"
-        "    if isinstance(program, functools.partial):\n        program(), dist.barrier()\n"
-        "        print('ended', name) if dist.get_rank() == 0 else None\n"
-    )
-    shutil.copy(Path(__file__).with_name("ending.py"), tmp_path)
-    done = counted(tmp_path, "--watch", "--exit", "75", "train.py", ranks=2)
-    assert done.returncode == 0 and done.stdout.count("ended ") > 10, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("answers, ends", [(True, True), (False, False)])
