@@ -1,6 +1,6 @@
-"""Programs that hang for ever, one for a kind. A World ends those of HANGS after two seconds without a movement;
-of NOTED it only prints each rank's place, because something that it does not know may still free a rank. More
-hangs are in tests/ranks/test_world.py.
+"""Programs that hang for ever, one for a kind. A World ends those of HANGS after two seconds without a
+movement; of NOTED it only prints each rank's place, because something that it does not know may still free a
+rank. More hangs are in tests/ranks/test_world.py.
 """
 
 import queue

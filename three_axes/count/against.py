@@ -51,14 +51,10 @@ def against(
         has, ratio = row.algorithmic, f"{row.algorithmic / must:.2f}" if must else ""
         table.append([*key[::-1], f"{call.calls:g}", f"{row.calls:g}", human(must), human(has), ratio])
         small = has < SMALL * most and must == 0
-        differs = abs(has - must) > NEAR * max(has, must)
         wider = _wider(key, row, job) or 1
+        differs = abs(has - must) > NEAR * max(has, must) or must and wider != 1
         units = _units(call, row, must, has, wider) if must and has else ""
-        # Two causes may make as many bytes as none.
-        hidden = bool(
-            must and has and wider != 1 and _of_calls(key, has / must, wider, row, call, job, layout)
-        )
-        if (differs or hidden) and not small:
+        if differs and not small:
             words.append(_why(key, must, has, row, predicted, counted, job, layout))
             words[-1] += f"; {units}" * bool(units)
         elif units:
@@ -154,44 +150,34 @@ def _why(key, must: float, has: float, row, predicted, counted, job: Job, layout
     )
     if wider != 1 and abs(ratio - wider) < NEAR * ratio:
         return f"{name}: {ratio:.3g} times the bytes, since {of_numbers}"
-    if wider != 1 and (also := _of_calls(key, ratio, wider, row, call, job, layout)):
-        return f"{name}: {ratio:.2f} times the predicted bytes, of two causes: {of_numbers}; and {also}"
-    if of_calls := _of_calls(key, ratio, 1, row, call, job, layout):
+    if wider == 1 and (of_calls := _of_calls(key, ratio, row, call, job, layout)):
         return f"{name}: {of_calls}"
     if _units(call, row, must, has, wider):
         return f"{name}: {ratio:.2f} times the predicted bytes"
     same_calls = abs(row.calls - call.calls) < 0.5
     how = "in as many calls" if same_calls else f"in {row.calls:g} calls, not {call.calls:g}"
-    return f"{name}: {ratio:.2f} times the predicted bytes, {how}"
+    return f"{name}: {ratio:.2f} times the predicted bytes, {how}" + f"; {of_numbers}" * (wider != 1)
 
 
 def _of_calls(
-    key: tuple[str, str],
-    ratio: float,
-    wider: float,
-    row: CollectiveCount,
-    call: Calls,
-    job: Job,
-    layout: Layout,
+    key: tuple[str, str], ratio: float, row: CollectiveCount, call: Calls, job: Job, layout: Layout
 ) -> str:
     """What was called more or less often than predicted, if that explains the bytes; otherwise ''. ratio:
-    bytes counted over predicted. wider: what the type of the numbers explains of it; if it is not 1, the
-    number of calls must agree.
+    bytes counted over predicted.
     """
     op, axis = key
-    rest, m = ratio / wider, job.microbatches(layout)
-    near = lambda wanted: abs(rest - wanted) < NEAR * wanted
-    agree = wider == 1 or abs(row.calls / call.calls - rest) < NEAR * rest
+    m = job.microbatches(layout)
+    near = lambda wanted: abs(ratio - wanted) < NEAR * wanted
     if op == "all_gather" and axis in ("dp", "shard") and layout.zero == 3:
-        if layout.pp > 1 and near(2) and agree:
+        if layout.pp > 1 and near(2):
             return "each weight is gathered twice: reshard_after_forward is on under a pipeline"
         # Embedding and head are gathered once in any case: so fewer than half of the calls are left out.
         once = row.calls in (call.calls / 2, (call.calls + m) / 2)
-        each = rest * call.calls / max(row.calls, 1)  # bytes of a call, counted over predicted
-        if layout.pp == 1 and (near(0.5) and wider == 1 or once and abs(each - 1) < NEAR):
+        each = ratio * call.calls / max(row.calls, 1)  # bytes of a call, counted over predicted
+        if layout.pp == 1 and (near(0.5) or once and abs(each - 1) < NEAR):
             return "each weight is gathered once: reshard_after_forward is off"
-    if axis == "dp" and m > 1 and near(m) and agree:
+    if axis == "dp" and m > 1 and near(m):
         return f"{m} times: it is done in each of {m} microbatches, and not once a step"
-    if axis == "dp" and m > 1 and near(1 / m) and agree:
+    if axis == "dp" and m > 1 and near(1 / m):
         return f"once a step, and not in each of {m} microbatches: gradients are summed first"
     return ""
