@@ -11,11 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as post_local
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -150,26 +148,15 @@ def moving_average(model: nn.Module) -> AveragedModel:
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 
 
-class Named(nn.Sequential):
-    """A model whose input is a keyword argument."""
-
-    def forward(self, *, rows):
-        return super().forward(rows)
-
-
 class Cut(nn.Module):
-    """Each rank computes its rows of the batch. If `gathers`, it also reads the others' results."""
+    """Each rank computes its rows of the batch."""
 
-    def __init__(self, *, gathers: bool = False):
+    def __init__(self):
         super().__init__()
-        self.inner, self.gathers = net(), gathers
+        self.inner = net()
 
     def forward(self, x):
-        mine = self.inner(x.chunk(dist.get_world_size())[dist.get_rank()])
-        every = [torch.empty_like(mine) for _ in range(dist.get_world_size() if self.gathers else 0)]
-        if self.gathers:
-            dist.all_gather(every, mine.detach())
-        return mine * torch.cat(every).mean() if self.gathers else mine
+        return self.inner(x.chunk(dist.get_world_size())[dist.get_rank()])
 
 
 class Positions(nn.Module):
@@ -185,20 +172,6 @@ class Positions(nn.Module):
         if within:  # each rank takes its rows of the whole batch
             x = x.chunk(dist.get_world_size())[dist.get_rank()]
         return self.first(x) + at
-
-
-class Lora(nn.Module):
-    """A frozen linear layer with a LoRA adapter."""
-
-    def __init__(self, base: nn.Linear):
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.a = nn.Linear(base.in_features, 2, bias=False)
-        self.b = nn.Linear(2, base.out_features, bias=False)
-        nn.init.zeros_(self.b.weight)
-
-    def forward(self, x):
-        return self.base(x) + self.b(self.a(x))
 
 
 class Owned(torch.optim.Optimizer):
@@ -274,27 +247,6 @@ def forward_and_backward(stage: Stage, x: torch.Tensor, pp) -> None:
         x.requires_grad_()
         loss(stage, x).backward()
         dist.send(x.grad, group=pp, group_dst=0)
-
-
-class Slices(torch.optim.Optimizer):
-    """As nanochat's: gradients are reduce-scattered, states are sliced, weights are gathered."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, dict(lr=0.01))
-
-    @torch.no_grad()
-    def step(self):
-        size, rank = dist.get_world_size(), dist.get_rank()
-        for p in self.param_groups[0]["params"]:
-            if len(p) % size:
-                dist.all_reduce(p.grad)
-                p.sub_(p.grad, alpha=0.01 / size)
-                continue
-            mine = torch.empty_like(p[: len(p) // size])
-            dist.reduce_scatter_tensor(mine, p.grad)
-            state = self.state[p].setdefault("momentum_buffer", torch.zeros_like(mine))
-            part = p.chunk(size)[rank] - 0.01 * state.mul_(0.9).add_(mine / size)
-            dist.all_gather_into_tensor(p.data, part.contiguous())
 
 
 class Experts(nn.Module):

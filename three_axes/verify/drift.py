@@ -58,13 +58,6 @@ class Copies:
         for name in dict.fromkeys(name for sketches in first for name in sketches if OF not in name):
             self._group(name)
         self._apart = self._states_apart(first)
-        self.strangers: list[Drift] = []
-        self.also_summed([])
-
-    def also_summed(self, pairs: Iterable[tuple[str, Sequence[int]]]) -> None:
-        """Add parameters whose gradients are summed, with their ranks, and find the strangers among them."""
-        for name, ranks in pairs:
-            self._relations.summed.setdefault(name, set()).add(tuple(ranks))
         self.strangers = list(filter(None, map(self._stranger, self._relations.summed)))
 
     def look(

@@ -27,7 +27,6 @@ class Findings:
     def __init__(self, copies: Copies, axes: dict[tuple[int, ...], str]):
         self._copies, self._axes = copies, axes
         self._printed: set[str] = set()
-        self._of_ddp: set[str] = set()  # parameters that DDP sends from rank 0 when it is built
 
     def strangers(self) -> None:
         """Print the parameters that differed before the first step although their gradients are summed."""
@@ -37,18 +36,8 @@ class Findings:
             more = f" and {len(strangers) - 1} more" * (len(strangers) > 1)
             where = self._where(first._replace(name=first.name + more))
             plural = "differ" if more else "differs"
-            why = "seeded apart?"
-            if all(drift.name in self._of_ddp for drift in strangers):
-                why = (
-                    "DDP makes parameters equal when it is built (unless init_sync=False), so these were"
-                    " changed since: loaded on one rank?"
-                )
+            why = "seeded apart, or loaded on one rank?"
             say(f"{where.replace('differs', plural, 1)}, and gradients are summed over these ranks: {why}")
-
-    def begun(self, written: Sequence[dict]) -> None:
-        """Print what differed before the first step. written: for each rank, its record before that step."""
-        self._of_ddp = {name for record in written for name in record["ddp"]}
-        self.strangers()
 
     def watched(self) -> None:
         """Print how many tensors are watched."""
@@ -101,15 +90,6 @@ class Findings:
         when = f"in each of {len(inputs[0])} steps" if len(inputs[0]) > 1 else "in step 1"
         for ranks in self._copies.equal_groups([steps if all(steps) else [] for steps in inputs]):
             say(f"{ranks_named(ranks)} saw equal inputs {when}: a note, for their gradients are summed")
-
-    def rates(self, rates: Sequence[list[str]]) -> None:
-        """If copies differ, print the optimizers' options that are not the same on all ranks."""
-        if not self._copies.wrong or len({len(of_rank) for of_rank in rates}) > 1:
-            return
-        for others in dict.fromkeys(zip(*rates)):
-            if len(set(others)) > 1:
-                names = ", ".join(f"{options} on rank {rank}" for rank, options in enumerate(others))
-                say(f"the optimizers differ: {names}")
 
     def conclusion(self, script: str, steps: int) -> None:
         """Print how many tensors have copies, how many of these differ, and what could not be checked."""

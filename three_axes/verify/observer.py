@@ -38,9 +38,7 @@ class Observer(Listener):
         self._depth = 0  # how many forwards are running, each inside the one before
         self._before = b""  # the random state when the outermost forward began
         self._layers = 0  # modules with parameters of their own that the outermost forward has called
-        self._first_step = True  # until the optimizer has stepped
-        self._gradients: dict[int, str] = {}  # a gradient's memory -> its parameter; from `of_groups` on
-        self._late: list[tuple[str, tuple[int, ...]]] = []  # summed during the optimizer's first step
+        self._first_step = True  # until `of_groups`
         # Sums before the first step: (ranks, tensor, by DDP, in backward, whether the tensor is sent alone).
         self._calls: list[tuple[tuple[int, ...], torch.Tensor, bool, bool, bool]] = []
         self._sums: set[tuple[int, ...]] = set()
@@ -82,10 +80,7 @@ class Observer(Listener):
             else:
                 self._sums.add(members)
             if call.reduces in SUMS and not self._depth and self._first_step:
-                if name := self._gradients.get(tensor.untyped_storage().data_ptr()):
-                    self._late.append((name, members))
-                elif not self._gradients:
-                    self._calls.append((members, tensor, call.by_ddp, self._in_backward, call.alone))
+                self._calls.append((members, tensor, call.by_ddp, self._in_backward, call.alone))
 
     def of_groups(self, parameters: Mapping[str, torch.Tensor], roots) -> dict:
         """The groups recorded so far, by what was sent over them; "summed" has (parameter, ranks) for each
@@ -104,23 +99,15 @@ class Observer(Listener):
                 summed.append((parameter, members))
             elif not in_backward and total <= tensor.numel() <= total + PADDED * len(members):
                 summed += [(name, members) for name in trained]
-        self._gradients, self._calls = memory or {0: ""}, []
+        self._first_step, self._calls = False, []
         return {
             "summed": list(dict.fromkeys(summed)),
-            "ddp": [name for name in _of_ddp(roots) if name in trained],
             "sums": sorted(self._sums),
             "wrapped": sorted(self._wrapped),
             "inside": sorted(self._inside),
             "swaps": sorted(self._swaps.items()),
             "messages": sorted(self._messages),
         }
-
-    def of_first_step(self) -> list:
-        """(parameter, ranks) for each gradient that the optimizer itself summed. It must be called right
-        after the first step, before another tensor takes the memory of a gradient.
-        """
-        self._first_step = False
-        return list(dict.fromkeys(self._late))
 
     def inputs(self) -> list[str]:
         """Digests of the models' inputs since the last call; [] if any of them has an object that may contain

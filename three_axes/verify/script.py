@@ -65,7 +65,6 @@ class WatchedScript:
 
     _store: dist.Store  # from the first step on
     _tensors: Tensors
-    _late: list  # the result of `Observer.of_first_step`
 
     def __init__(self, steps: int, over: Callable[[], None]):
         self.number, self._last, self._over = 0, steps, over
@@ -121,8 +120,6 @@ class WatchedScript:
 
     def _stepped(self, ends: bool) -> None:
         if ends and self._started:
-            if self.number == 0:
-                self._late = self._observer.of_first_step()
             self.number += 1
             self._just_stepped = {
                 name: digest(_here(t)[0]).hex() for name, (t, _) in self._tensors.of.items()
@@ -132,12 +129,10 @@ class WatchedScript:
         """Write this rank's record to the store. ends: whether it is the last one."""
         of = self._tensors.of | {name: (state, STATE) for name, state in self._tensors.states()}
         written: dict[str, object] = {"sketches": self._sketches(of)}
-        written |= {"rates": self._tensors.rates(), "inputs": self._observer.inputs()}
+        written["inputs"] = self._observer.inputs()
         if self.number == 0:
             written |= {"groups": _groups(), "left": self._tensors.left}
             written |= self._observer.of_groups(self._tensors.parameters, self._tensors.roots)
-        if self.number == 1:
-            written["late"] = self._late
         if ends:
             written["stepped"] = self._just_stepped
         self._store.set(f"{self.number}/{self._rank}", json.dumps(written))
@@ -197,7 +192,6 @@ class ComparedSteps:
         self.made: dict[int, int] = {}  # rank -> steps that it has made, of those that have ended
         self._axes: dict[tuple[int, ...], str] = {}
         self._inputs: list[list] = []
-        self._rates: list[list[str]] = []
 
     @property
     def parted(self) -> bool:
@@ -214,18 +208,15 @@ class ComparedSteps:
                 self.copies.left |= record["left"]
             self._inputs = [[] for _ in written]
             self.findings = Findings(self.copies, self._axes)
-            self.findings.begun(written)
+            self.findings.strangers()
         else:
             stepped = [record["stepped"] for record in written if "stepped" in record]
             drifts = self.copies.look(self.number, sketches, stepped if len(stepped) == len(written) else ())
             if self.number == 1:
-                self.copies.also_summed(pair for record in written for pair in record["late"])
-                self.findings.strangers()
                 self.findings.watched()
             self.findings.found(drifts)
         for rank, record in enumerate(written):
             self._inputs[rank].append(record["inputs"])
-        self._rates = [record["rates"] for record in written]
         self.number += 1
 
     def conclude(self, script: str) -> None:
@@ -234,7 +225,6 @@ class ComparedSteps:
         self.findings.ended(self.number - 1)
         if not self.findings.unequal(self.made):  # otherwise steps of one number have other data
             self.findings.equal_inputs([of_rank[:steps] for of_rank in self._inputs])
-        self.findings.rates(self._rates)
         self.findings.conclusion(script, self.number - 1)
 
 

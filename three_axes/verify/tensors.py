@@ -54,16 +54,6 @@ class Tensors:
                     if isinstance(value, torch.Tensor):
                         yield f"{key}{OF}{name}", value
 
-    def rates(self) -> list[str]:
-        """The options of each optimizer's groups of parameters that are numbers or tuples: "lr 0.001"."""
-        return [
-            f"{key} {value}"
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for key, value in group.items()
-            if key != "params" and isinstance(value, (bool, int, float, tuple))
-        ]
-
     def _module(self, prefix: str, root: nn.Module) -> None:
         """Add a model's parameters and buffers to `of`, or to `left`."""
         flat = {
