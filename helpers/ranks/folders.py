@@ -60,11 +60,7 @@ def _make(parent: str) -> tuple[str, int]:
     """(path of a new folder, descriptor that holds its lock)."""
     while True:
         path = tempfile.mkdtemp(prefix=_prefix(), dir=parent)
-        try:
-            handle = os.open(path, os.O_RDONLY)
-        except OSError:  # such as with a umask that takes every right
-            os.rmdir(path)
-            raise
+        handle = os.open(path, os.O_RDONLY)
         if _try_lock(handle) and os.path.isdir(path):  # else another process's _sweep removes it
             return path, handle
         os.close(handle)

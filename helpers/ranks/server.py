@@ -42,14 +42,6 @@ class Unnamed(NamedTuple):
 
 
 FILES = "too many files are open: `ulimit -n` prints the limit"
-WHY = {  # error number -> why no process could be started
-    errno.EMFILE: FILES,
-    errno.ENFILE: FILES,
-    errno.EAGAIN: "no more processes may be started: `ulimit -u` prints the limit",
-    errno.ENOMEM: "no memory is left for another process",
-    errno.EACCES: "no folder can be made that this process may use: look at `umask`, and set TMPDIR",
-    errno.ENOSPC: "no space is left for a folder: set TMPDIR to another disk's",
-}
 _spares: list[Unnamed] = []
 _lock = threading.RLock()  # worlds may be made in several threads
 _library = ""  # path of the library that processes load before PyTorch; "" if there is none
@@ -86,7 +78,8 @@ def refusal_explained():
     try:
         yield
     except (OSError, EOFError) as e:
-        why = WHY.get(getattr(e, "errno", None), "the process that starts them could not: see `ulimit -a`")
+        full = getattr(e, "errno", None) in (errno.EMFILE, errno.ENFILE)
+        why = FILES if full else "`ulimit -a` prints the limits, and TMPDIR is where folders are made"
         raise RuntimeError(f"no ranks can start here ({e or type(e).__name__}): {why}") from None
 
 

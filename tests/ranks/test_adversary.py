@@ -198,8 +198,8 @@ def test_a_second_thread_is_refused_while_a_call_runs(world):
     assert_usable(world)
 
 
-@pytest.mark.parametrize("after", [0.0, 0.02, 0.3])
-@pytest.mark.parametrize("fn", [lambda: time.sleep(30), lambda: os._exit(3), lambda: 1 / 0, len])
+@pytest.mark.parametrize("after", [0.0, 0.3])
+@pytest.mark.parametrize("fn", [lambda: time.sleep(30), lambda: os._exit(3), len])
 def test_a_world_that_another_thread_closes_ends_its_call(fn, after):
     world, said = World(2), []
 

@@ -6,7 +6,6 @@ import gc
 import itertools
 import multiprocessing.util
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -242,33 +240,6 @@ def test_a_limit_on_open_files_gets_a_sentence():
             print(e, flush=True)
     """)
     assert files.startswith("no ranks can start here ([Errno 24]") and "`ulimit -n`" in files
-
-
-@linux
-@pytest.mark.parametrize(
-    "limit, error, advice",
-    [
-        ("os.umask(0o777)", 13, "look at `umask`"),
-        ("resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))", 11, "`ulimit -u` prints the limit"),
-    ],
-    ids=["umask", "nproc"],
-)
-def test_a_limit_of_the_system_gets_a_sentence(limit, error, advice):
-    """The limits do not hold for root, so the user nobody runs the code if the tests run as root. Nothing is
-    left behind.
-    """
-    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.getuid() == 0 else []
-    run = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    if nobody and not shutil.which("setpriv"):
-        pytest.skip("there is no setpriv, which runs a command as another user")
-    if run([*nobody, sys.executable, "-c", "import helpers"]).returncode:
-        pytest.skip("nobody may not read this folder, or this Python")
-    begins = f"import os, resource; {limit}; from helpers import World; World(2)"
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o777)
-        said = run([*nobody, sys.executable, "-c", begins], env=os.environ | {"TMPDIR": folder}).stderr
-        assert f"RuntimeError: no ranks can start here ([Errno {error}]" in said and advice in said, said
-        assert not os.listdir(folder)
 
 
 def test_a_script_ends_while_a_call_runs_in_another_of_its_threads():
