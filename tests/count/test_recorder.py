@@ -2,16 +2,12 @@
 PyTorch's functions) would make, so every number is known.
 """
 
-import ctypes
-import threading
-import time
-from _thread import start_new_thread
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from three_axes.count import meter, moves, wire
+from three_axes.count import meter, wire
 from three_axes.count.interpose import Call
 from three_axes.count.meter import Recorder
 from three_axes.count.moves import Channel, Operation, Waiting
@@ -257,29 +253,6 @@ def test_a_collective_that_pytorch_refused_has_not_begun(around):
     assert [*recorder.moves.begun[of_all].last] == [(1, "all_gather of 100 float32"), (2, "barrier")]
 
 
-def test_a_thread_that_runs_python_and_was_begun_later_is_named(around):
-    """Not so a thread from before the recorder, one of this project, and one that is in C++."""
-    over, begun = threading.Event(), threading.Event()
-    begin = lambda name: threading.Thread(target=over.wait, args=(20,), name=name).start()
-    begin("earlier")
-    recorder = Recorder()
-    recorder.waits(issue(recorder, call()))
-    moves.OwnThread(lambda: over.wait(20)).start()
-    C = ctypes.CDLL(None)
-    C.pthread_create(ctypes.byref(ctypes.c_ulong()), None, C.sleep, ctypes.c_void_p(3))
-    assert recorder.moves.snapshot().thread == ""
-    begin("later")
-    assert recorder.moves.snapshot().thread.startswith("has a thread 'later' in ")
-    over.set()
-    until = time.monotonic() + 20
-    while recorder.moves.snapshot().thread and time.monotonic() < until:
-        time.sleep(0.01)
-    over.clear()
-    start_new_thread(lambda: (begun.set(), over.wait(20)), ())
-    assert begun.wait(20) and recorder.moves.snapshot().thread.startswith("has a thread in ")
-    over.set()
-
-
 def test_the_works_of_a_batch_end_together(around):
     recorder = Recorder()
     for op in ("send", "recv"):
@@ -291,23 +264,3 @@ def test_the_works_of_a_batch_end_together(around):
     assert [row.waited for row in recorder.rows.values()] == [1.0, 0]
     issue(recorder, call(size=700))
     assert recorder.stop().peak_in_flight == 800 and recorder.is_idle()
-
-
-def test_the_last_operations_of_each_channel_are_remembered(around):
-    recorder = Recorder()
-    issue(recorder, call("send", root=1))
-    issue(recorder, call("broadcast", root=1))
-    issue(recorder, call("all_to_all"))
-    issue(recorder, call("barrier", first=None))
-    message, of_all = (Channel("send", "of two", (4, 5), 4, 5), Channel("collective", "of two", (4, 5)))
-    begun = recorder.moves.begun
-    signatures = ["broadcast of 100 float32 with root 5", "all_to_all", "barrier"]
-    assert [begun[of_all].signature(number) for number in range(5)] == [None, *signatures, None]
-    assert begun[message].signature(1) == "100 float32"
-    for _ in range(moves.KEPT - 2):
-        issue(recorder, call())
-    recorder.start()  # `count_from_here` does so, at another moment on each rank
-    assert begun[of_all].signature(1) is None and begun[of_all].signature(2) == "all_to_all"
-    assert begun[of_all].signature(moves.KEPT + 1) == "all_reduce of float32[100]"
-    recorder.moves.take_back(of_all)
-    assert begun[of_all].count == moves.KEPT and begun[of_all].signature(moves.KEPT + 1) is None

@@ -208,22 +208,6 @@ def test_a_rank_that_waits_in_cpp_is_stopped_by_a_failure(world):
     assert world.run(lambda: "went_on" in globals()) == [False] * 8
 
 
-def test_code_that_catches_everything_keeps_its_rank(world):
-    def stubborn():
-        if dist.get_rank() == 0:
-            raise ValueError("stop")
-        for _ in range(20):
-            try:
-                dist.barrier()
-            except RuntimeError:
-                time.sleep(0.02)
-
-    world.push(kept=7)
-    with pytest.raises(RankError, match="stop"):
-        world.run(stubborn)
-    assert world.pull("kept") == [7] * 8
-
-
 def test_a_sender_sends_one_thing_at_a_time(world):
     def fan():
         rank, x = dist.get_rank(), torch.ones(50_000)

@@ -300,8 +300,6 @@ def allocates_too_much():
     [
         (lambda: [][3], "^all 4 ranks raised IndexError"),
         (lambda: sys.exit(3), "raised SystemExit: 3"),
-        (sys.exit, "^all 4 ranks raised SystemExit\n"),
-        (lambda: breakpoint(), "^all 4 ranks raised BdbQuit: breakpoint.. and pdb read the keyboard"),
         (lambda: pdb.set_trace(), "^all 4 ranks raised BdbQuit: breakpoint.. and pdb read the keyboard"),
         (lambda: World(2), "made in the notebook"),
         (each_raises_its_own, "(?s)rank 0 raised.*rank 1 raised.*rank 2 raised.*rank 3 raised"),
@@ -313,10 +311,6 @@ def allocates_too_much():
         (
             lambda: dist.send(torch.ones(2), dist.get_rank() + 1),
             "rank 3 would send to rank 4, which does not exist: ranks go from 0 to 3. Around a ring take",
-        ),
-        (
-            lambda: dist.recv(torch.ones(2), dist.get_rank() - 1),
-            "rank 0 would receive from rank -1, which does not exist",
         ),
         (lambda: dist.broadcast(torch.ones(2), 7), "rank 0 calls broadcast with root 7, which does not"),
     ],

@@ -14,7 +14,7 @@ import pytest
 import worlds
 from test_train import unshared
 
-from helpers import World, train
+from helpers import train
 from helpers.train import Config, Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,28 +125,6 @@ def test_a_full_disk_is_named_with_what_is_missing(tmp_path, how):
     *lines, folders = done.stdout.strip().splitlines()
     assert [json.loads(line)["step"] for line in lines if line] == list(range(1, 61))
     assert folders.split() == ["metrics.jsonl", "owner.lock", "step-000003"]
-
-
-@pytest.mark.slow
-def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path):
-    """The checkpoint does not fit, the metrics do."""
-
-    def run(config):
-        import resource
-
-        messages = []
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
-        try:
-            train.train(config, say=messages.append)
-        except ValueError as e:
-            return messages, str(e)
-
-    config = Config(hidden=32, seq_len=16, batch=16, dp=2, steps=4, every=2, out=str(tmp_path))
-    with World(2, timeout=60) as world:
-        messages, end = world.run(run, config)[0]
-    assert len(messages) == 2 and "step-000002 could not be written" in messages[0]
-    assert "training goes on" in messages[0] and "its last checkpoint is missing" in end
-    assert len(train.read_metrics(tmp_path)) == 4 and not list(tmp_path.glob("step-*"))
 
 
 # -- killed ---------------------------------------------------------------------------------------------
