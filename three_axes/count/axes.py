@@ -9,7 +9,6 @@ also declare which ranks form an axis. A group without any name is 'world', or i
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -137,30 +136,18 @@ def of_meshes(meshes: Iterable[DeviceMesh]) -> list[tuple[str, list[int]]]:
 
 
 def parse_axes(text: str, size: int) -> list[tuple[str, list[int]]]:
-    """Parse an option `--axes` of a job of `size` ranks: the groups of an axis, 'tp=[[0,1],[2,3]]', or a
-    mesh, the outermost axis first, 'dp=2,tp=2'. Returns (axis, ranks) of each group. Raises ValueError.
+    """Parse `--axes` of a job of `size` ranks: a mesh, the outermost axis first, 'dp=2,tp=2'. Returns (axis,
+    ranks) of each group. Raises ValueError.
     """
-    name, _, given = text.partition("=")
-    if re.fullmatch(r"(\w+=\d+)(,\w+=\d+)*", text):
-        parts = [part.split("=") for part in text.split(",")]
-        sizes = {axis: int(n) for axis, n in parts}
-        if len(sizes) < len(parts):
-            raise ValueError(f"--axes {text} names an axis twice")
-        if (n := math.prod(sizes.values())) != size:
-            raise ValueError(f"--axes {text} is of {n} ranks, and this job has {size}")
-        return [(axis, group) for axis in sizes for group in Placement(sizes).groups(axis)]
-    try:
-        groups = json.loads(given)
-        ranks = [rank for group in groups for rank in group]
-        can_be = name and ranks and set(ranks) <= set(range(size)) and len(set(ranks)) == len(ranks)
-    except (ValueError, TypeError):
-        can_be = False
-    if not can_be:
-        raise ValueError(
-            f"--axes {text}: give the groups of an axis, 'tp=[[0,1],[2,3]]', with each of the ranks 0 to"
-            f" {size - 1} at most once, or a mesh, 'dp=2,tp=2'"
-        )
-    return [(name, group) for group in groups]
+    if not re.fullmatch(r"(\w+=\d+)(,\w+=\d+)*", text):
+        raise ValueError(f"--axes {text}: give a mesh, the outermost axis first: 'dp=2,tp=2'")
+    parts = [part.split("=") for part in text.split(",")]
+    sizes = {axis: int(n) for axis, n in parts}
+    if len(sizes) < len(parts):
+        raise ValueError(f"--axes {text} names an axis twice")
+    if (n := math.prod(sizes.values())) != size:
+        raise ValueError(f"--axes {text} is of {n} ranks, and this job has {size}")
+    return [(axis, group) for axis in sizes for group in Placement(sizes).groups(axis)]
 
 
 def _dimension(mesh: DeviceMesh, dim: int | str) -> str | None:

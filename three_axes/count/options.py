@@ -14,11 +14,7 @@ def _count(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", metavar="FILE", help="write what was counted on every rank")
     sub.add_argument("--trace", metavar="FILE", help="write a Chrome trace, for ui.perfetto.dev")
     sub.add_argument(
-        "--axes",
-        action="append",
-        metavar="AXES",
-        default=[],
-        help="name unnamed groups: tp=[[0,1],[2,3]], repeated for each axis, or a mesh: dp=2,tp=2",
+        "--axes", metavar="AXES", help="name unnamed groups by a mesh, outermost first: dp=2,tp=2"
     )
     sub.add_argument(
         "--watch", action="store_true", help="print where each rank is when none has moved for 5 s"

@@ -34,7 +34,7 @@ def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
     """
     compared = None
     size = int(os.environ.get("WORLD_SIZE", 1))
-    named = [axis for text in args.axes for axis in parse_axes(text, size)]
+    named = parse_axes(args.axes, size) if args.axes else []
     if args.model:
         if args.batch is None or args.seq is None:
             raise ValueError("--model needs --batch and --seq too: what a step sends depends on them")
@@ -91,8 +91,6 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
     return 0
 
 
-# Options of `count` that scripts seldom have: a note is printed if they are given after the script's name.
-OURS = "watch", "exit", "trace", "json", "cpu"
 # The script's variables, and the counter with the script's groups, kept as long as the process lives. To free
 # a group is to wait for gloo's threads, and one of these may wait for Python, to free what the interposer has
 # handled.
@@ -107,9 +105,6 @@ def run_script(args) -> None:
         on_cpu.emulate_cuda()
         if os.environ.get("RANK", "0") == "0":
             say(on_cpu.CHANGES)
-    given = {word.split("=")[0] for word in args.arguments}
-    if misplaced := [f"--{name}" for name in OURS if name in args and f"--{name}" in given]:
-        say(f"note: {args.script} is given {', '.join(misplaced)}; options of count come before it")
     sys.argv = [args.script, *args.arguments]
     sys.excepthook = partial(_from_the_script_on, sys.excepthook)
     try:
