@@ -175,14 +175,6 @@ def not_taken(slow: list[int], n: int, size: int, seconds: float, state: str) ->
     )
 
 
-def garbled(rank: int, n: int, state: str) -> str:
-    """Bytes that are no answer have arrived through the rank's pipe."""
-    return (
-        f"{ranks([rank], of=n)} has sent the notebook something that is no answer: the call's code, or a"
-        " library of it, has written to a file descriptor that is not its own.\n" + state
-    )
-
-
 def not_shared(error: RankError, n: int, gpus: int) -> str:
     """The first all-reduce of ranks that were to share GPUs has failed."""
     those = f"{n} ranks could not share {gpus} GPU{'s' * (gpus > 1)}"

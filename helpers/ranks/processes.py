@@ -40,10 +40,6 @@ class WorldClosed(Exception):
     """Another thread has closed the world whose call runs here."""
 
 
-class GarbledMessage(Exception):
-    """Bytes that are no message: a rank's code has written into the kernel's pipe. Argument: the rank."""
-
-
 class Inbox:
     """The messages of one rank. `read` never waits for the rest of a message, which may never arrive."""
 
@@ -101,10 +97,7 @@ class _Heard:
         return any([self._take(rank, message) for message in messages])
 
     def _take(self, rank: int, message: bytes) -> bool:
-        try:
-            kind, number, *rest = pickle.loads(message)
-        except Exception:  # noqa: BLE001  bytes that are no pickle may raise anything
-            raise GarbledMessage(rank) from None
+        kind, number, *rest = pickle.loads(message)
         if self._late and (kind, number) == ("done", self._late[0]):
             self._late[1][rank] = tuple(rest)
         if number == self._number and kind == "progress":
@@ -219,7 +212,7 @@ class Processes:
         after `seconds`, or when tick(answers, progress), which is called again and again, returns True.
         progress: rank -> (steps done, of how many). captured: receives the output, a `Captured` for each
         rank. late: (the number of an earlier call, a dict to which answers to that call are added if they
-        arrive now). Raises WorldClosed and GarbledMessage.
+        arrive now). Raises WorldClosed.
         """
         captured = captured or [output.Captured() for _ in range(len(self.processes))]
         heard = _Heard(self, kind, number, members, captured, late)

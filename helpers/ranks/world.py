@@ -31,7 +31,7 @@ from . import arguments, current, failure, folders, output, server
 from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, RankStatus
 from .messages import Setup, dumps
 from .polls import QUIET, Polls
-from .processes import START_SECONDS, GarbledMessage, Processes, WorldClosed
+from .processes import START_SECONDS, Processes, WorldClosed
 
 # Time limits.
 REJOIN_SECONDS = 60.0  # for all ranks to form the group again, on a busy machine
@@ -302,10 +302,6 @@ class World:
         except KeyboardInterrupt:
             with server.undisturbed(again=False):  # ignore a second press of stop
                 raise self._interrupted(number, captured) from None
-        except GarbledMessage as e:
-            (rank,) = e.args
-            self._restart()
-            raise self._error(failure.garbled(rank, self.n, FRESH), "result", [rank], FRESH) from None
         finally:
             view.end()
         self._broken = False

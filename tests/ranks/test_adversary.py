@@ -53,17 +53,6 @@ def test_a_rank_that_imports_world_starts_no_server_of_its_own(world):
     assert world.run(imports) == [False, False]
 
 
-def test_a_rank_that_writes_rubbish_to_its_control_pipe_is_named(world):
-    def writes():
-        from helpers.ranks import current
-
-        if dist.get_rank() == 1:
-            current.rank.control.send_bytes(b"rubbish")
-        time.sleep(5)
-
-    assert "rank 1 has sent the notebook something that is no answer" in str(fails(world, writes, within=9))
-
-
 CELL = """
 class D(torch.utils.data.Dataset):
     def __len__(self): return 4
