@@ -43,7 +43,7 @@ def against(
         if row.op not in ("recv", "barrier"):
             key = row.op, _axis_of(row, groups)
             counted[key] = counted.get(key, CollectiveCount(*key)).plus(row)
-    table, words, notes = [], [], []
+    table, words = [], []
     most = max([row.algorithmic for row in counted.values()], default=0.0)
     for key in sorted(predicted.keys() | counted.keys(), key=lambda key: key[::-1]):
         call, row = predicted.get(key, Calls(*key, 0, 0)), counted.get(key, CollectiveCount(*key))
@@ -59,15 +59,9 @@ def against(
             words[-1] += f"; {units}" * bool(units)
         elif units:
             words.append(f"{call.op} on {call.axis}: {units}")
-        if _reduced_in_each(key, must * wider, has, job, layout):
-            notes.append(
-                f"{call.op} on {call.axis}: gradients are reduced in each of {job.microbatches(layout)}"
-                " microbatches, as predicted. set_requires_gradient_sync(False) before all but the last"
-                " backward does it once a step, and holds whole gradients meanwhile"
-            )
     title = f"{job.model.name}, {job.framework.name}: {layout}. Sent by rank {rank} in a step"
     columns = ["axis", "collective", "calls predicted", "counted", "bytes predicted", "counted", "ratio"]
-    return Table(columns, table, title=title), [*(words or ["predicted and counted agree"]), *notes]
+    return Table(columns, table, title=title), words or ["predicted and counted agree"]
 
 
 def _hybrid(layout: Layout, groups: dict[str, list[int]], rank: int) -> dict[str, list[int]]:
@@ -99,18 +93,6 @@ def _number(key: tuple[str, str], job: Job) -> int:
     op, axis = key
     gradients = op in ("all_reduce", "reduce_scatter") and axis in (*WEIGHTS, *ACROSS)
     return job.framework.sent_bytes if gradients else job.framework.holds.number_bytes
-
-
-def _reduced_in_each(key: tuple[str, str], must: float, has: float, job: Job, layout: Layout) -> bool:
-    """Whether FSDP has reduced gradients in each of several microbatches, as the planner also assumes. must,
-    has: bytes predicted and counted, of equal numbers.
-    """
-    op, axis = key
-    fsdp = job.framework.sends.fsdp and layout.zero == 3 and layout.pp == 1
-    several = job.framework.sends.reduces_each and job.microbatches(layout) > 1
-    return bool(
-        fsdp and several and op == "reduce_scatter" and axis in WEIGHTS and abs(has - must) <= NEAR * must
-    )
 
 
 def _units(predicted: Calls, counted: CollectiveCount, must: float, has: float, wider: float) -> str:
