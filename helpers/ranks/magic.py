@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-import weakref
 from copy import copy
 
 from IPython import get_ipython
@@ -16,7 +15,6 @@ from . import arguments, output
 from .failure import RankError
 from .world import World, open_worlds
 
-_last_world = lambda: None  # later a weak reference to the world of the last %%ranks cell
 _last_pids: list[int] = []  # pids of the ranks that ran a %%ranks cell to its end most recently
 _defined_by: dict[str, list[int]] = {}  # name that a cell has defined -> pids of the ranks that ran it
 
@@ -51,7 +49,6 @@ def ranks(line: str, cell: str) -> None:
         raise UsageError(f"{wrong[0]!r}: a %%ranks cell holds Python only, since the ranks are no notebooks")
     # For the reader, the line with %%ranks is line 1. It is not in `cell`, so an empty line takes its place.
     source = "\n" + cell
-    _note_new_default(world, worlds, named=bool(args.world))
     # This cell's number. IPython 9 has increased its counter by now, IPython 8 has not. Both have added the
     # cell to the history.
     number = len(shell.history_manager.input_hist_parsed) - 1
@@ -67,19 +64,6 @@ def ranks(line: str, cell: str) -> None:
         shell.user_ns[args.traffic] = world.traffic
     if text := output.fold([v or "" for v in values]):
         output.say(text)
-
-
-def _note_new_default(world: World, worlds: list[World], named: bool) -> None:
-    """Print a note if this cell names no world, runs on another world than the last cell did, and the last
-    cell's world is still open.
-    """
-    global _last_world
-    before, _last_world = _last_world(), weakref.ref(world)
-    if not named and before in worlds and before is not world:
-        print(
-            f"on World({len(world)}), made last; `%%ranks NAME` runs a cell on another of the {len(worlds)}"
-            " open worlds"
-        )
 
 
 def _names_of(source: str) -> set[str]:

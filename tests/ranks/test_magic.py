@@ -2,9 +2,7 @@
 And %%ranks must be known in a kernel that has only imported `helpers`.
 """
 
-import io
 import os
-from contextlib import redirect_stdout
 from types import SimpleNamespace
 
 import kernels
@@ -16,7 +14,7 @@ from three_axes.files import find
 
 
 def in_a_shell() -> tuple[str, ...]:
-    """The errors of cells that run one after the other, as text; in place 3 the output of `of_two_worlds`."""
+    """The errors of cells that run one after the other, as text."""
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell.instance()
@@ -31,7 +29,6 @@ def in_a_shell() -> tuple[str, ...]:
             run("%%ranks\nx = 1\nx / 0"),
             run("%%ranks\nlr * 2"),
             run("%%ranks --timeout 1\nimport time; time.sleep(9)"),
-            of_two_worlds(shell, world),
             *(run(cell) for cell in ("%%ranks --timeout nan\nrank", "%%ranks\n", "%ranks pair")),
             *(
                 run(cell)
@@ -39,16 +36,6 @@ def in_a_shell() -> tuple[str, ...]:
             ),
             *(run(cell) for cell in ("%%ranks\ny", "%%ranks\nlr")),
         )
-
-
-def of_two_worlds(shell, first) -> str:
-    """What cells without a world's name print while a second world is open beside the first."""
-    from helpers import World
-
-    with redirect_stdout(io.StringIO()) as printed, World(1):
-        for cell in ("%%ranks\nworld_size", "%%ranks\nworld_size", "%%ranks pair\nworld_size"):
-            shell.run_cell(cell, store_history=True)
-    return printed.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +52,7 @@ def test_a_name_of_the_notebook_is_pushed(messages):
 
 
 def test_ranks_that_are_new_need_the_cells_above(messages):
-    good, of_the_notebook, gone, of_a_cell, of_either = messages[7:]
+    good, of_the_notebook, gone, of_a_cell, of_either = messages[6:]
     new = "The ranks are new: run the %%ranks cells above this one again"
     assert good == "None" and new not in of_the_notebook and "The notebook has `lr`" in of_the_notebook
     assert "is gone" in gone and new in of_a_cell and "push" not in of_a_cell
@@ -82,14 +69,8 @@ def test_an_error_with_advice_has_all_that_the_error_had():
     assert vars(made) == vars(error) and made.deadlock
 
 
-def test_a_new_world_that_takes_over_says_so_once(messages):
-    note = "on World(1), made last; `%%ranks NAME` runs a cell on another of the 2 open worlds"
-    assert messages[3].count(note) == 1 and messages[3].index(note) == 0
-    assert "2" in messages[3].splitlines()[-1]
-
-
 def test_an_invalid_cell_for_ranks_is_refused_in_a_sentence(messages):
-    timeout, empty, line = messages[4:7]
+    timeout, empty, line = messages[3:6]
     assert timeout == "timeout=nan: give a positive number of seconds, or None for no limit"
     assert "the cell body is empty" in empty
     assert line == "%%ranks stands alone on the first line of a cell, and the ranks' Python below it"
