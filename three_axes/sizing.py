@@ -5,7 +5,7 @@ A module that only one command needs is imported inside it, so that each command
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +157,9 @@ def run_plan(args) -> tuple[str, dict]:
     tokens = None if args.train_tokens is None else _number(args.train_tokens)
     job = job_of(args)
     only = {axis: getattr(args, axis) for axis in Axes._fields}
-    result, beside = plan(job, gpus=args.gpus, **only), None
-    if args.measured is not None:
-        from .plan.measured import compared
-
-        beside = compared(result.estimate(), args.measured)
-        result = plan(replace(job, measured=beside.ratio), gpus=args.gpus, **only)
+    result = plan(job, gpus=args.gpus, **only)
     best, flips = result.estimate(), result.flips()
+    beside = _beside(best, args.measured)
     of_training: dict[str, Any] = {}
     out = [
         _parameters(job),
@@ -172,8 +168,8 @@ def run_plan(args) -> tuple[str, dict]:
         f"best: {best.layout}",
         best.summary(),
         best.interval(),
+        *([str(beside)] if beside else []),
     ]
-    out += [str(beside)] if beside else []
     out += [f"layouts less than {result.sure.apart:.0%} apart are a tie", *best.warnings()]
     out += filter(None, (result.alone(), best.switches()))
     if tokens:
@@ -227,7 +223,17 @@ def run_plan(args) -> tuple[str, dict]:
         "best": _estimated(best) | of_training,
         "flips": [{"change": w, "factor": f, "winner": _fields(row.layout)} for w, f, row in flips],
         "refused": [{**axes._asdict(), "reason": reason} for axes, reason in result.impossible.items()],
+        "measured": beside and beside._asdict(),
     }
+
+
+def _beside(made: Estimate, measured: str | None):
+    """The comparison of a measured step, if there is one, with the estimate of its layout."""
+    if measured is None:
+        return None
+    from .plan.measured import compared
+
+    return compared(made, measured)
 
 
 def _write(path: Path, text: str) -> None:
@@ -261,11 +267,8 @@ def run_estimate(args) -> tuple[str, dict]:
     job = job_of(args)
     layout = layout_of(args, job)
     job.check(layout, args.gpus)
-    result, beside = estimate(job, layout), None
-    if args.measured is not None:
-        from .plan.measured import compared
-
-        beside = compared(result, args.measured)
+    result = estimate(job, layout)
+    beside = _beside(result, args.measured)
     by_stage, bytes_ = _sent(result)
     more = {"memory_by_stage": result.stages, "bubble": result.time["bubble"] / result.step_seconds}
     tables = [repr(result.by_stage())] * (result.layout.pp > 1) + [repr(by_stage)]

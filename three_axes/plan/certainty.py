@@ -10,7 +10,6 @@ logarithms, holds 8 of 10 runs of 8 of 10 sources. docs/planner.md has the share
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from .job import Job
@@ -41,16 +40,11 @@ class Sure(NamedTuple):
     apart: float  # two layouts of a job whose predicted seconds differ by a smaller share than this are a tie
     runs: int  # published runs of the kind
     of: str  # the kind, in words
-    factor: float = 1.0  # the predicted seconds are multiplied by this, because of a measured step
 
 
 def sure(job: Job) -> Sure:
-    """How sure a prediction for this job is. If the user has measured a step (`Job.measured`), the middle of
-    the interval of other layouts is their corrected prediction. It is as wide as without a measured step.
-    """
+    """How sure a prediction for this job is."""
     generation, experts = job.cluster.device.generation, bool(job.model.experts)
     of = f"{'models with experts' if experts else 'dense models'} on {generation or 'such'} GPUs"
     low, high, runs = INTERVALS.get((generation, experts), (None, None, 0))
-    if job.measured and low and high:
-        low, high = math.sqrt(low / high), math.sqrt(high / low)
-    return Sure(low, high, HELD, APART[experts], runs, of, job.measured or 1.0)
+    return Sure(low, high, HELD, APART[experts], runs, of)

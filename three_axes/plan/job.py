@@ -114,10 +114,8 @@ def _scaled(record, field: str, factor: float):
 @dataclass(frozen=True)
 class Job:
     """A training job. global_batch: sequences of seq_len tokens in one step, over all ranks. precision: of
-    matrix products, one of `PRECISIONS`. lora: None if all weights are trained. measured: the
-    measured over the predicted seconds of a layout of this job; the predicted seconds of all its layouts are
-    multiplied by it. Raises ValueError for numbers that make no sense, and for a precision that the device
-    does not have.
+    matrix products, one of `PRECISIONS`. lora: None if all weights are trained. Raises ValueError for
+    numbers that make no sense, and for a precision that the device does not have.
     """
 
     model: ModelShape
@@ -127,7 +125,6 @@ class Job:
     framework: Framework = TEXTBOOK
     precision: str = "bf16"
     lora: Lora | None = None
-    measured: float | None = None
 
     def __post_init__(self):
         whole("global_batch", self.global_batch)

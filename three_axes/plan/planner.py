@@ -237,7 +237,6 @@ def _ranked(job: Job, space: Space) -> Plan:
     most = room(job)
     every = space.timed(job)
     every = np.concatenate([every, space.partly(job, every, most)])
-    every["seconds"] *= job.measured or 1.0
     fits, over = every["memory"] <= most, every["memory"] > job.cluster.device.memory
     pick = lambda by, keep: Candidates(every, space.names, job.framework, by, keep)
     return Plan(job, space, pick("seconds", fits), pick("seconds", ~fits & ~over), pick("memory", over))

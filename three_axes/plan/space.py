@@ -114,7 +114,7 @@ class Space:
             device = replace(device, memory=job.cluster.device.memory)
         given = self.job.cluster
         speeds = {one: getattr(job.cluster, one) for one in ("intra_node_bandwidth", "inter_node_bandwidth")}
-        there = replace(self.job, cluster=replace(given, device=device, **speeds), measured=job.measured)
+        there = replace(self.job, cluster=replace(given, device=device, **speeds))
         return job == there
 
     def timed(self, job: Job) -> np.ndarray:

@@ -20,7 +20,7 @@ from .memory import fullest, room, stages_memory
 from .shape import ModelShape
 
 WIDE = 28  # characters of a whole step's bar in a table
-NODES = 8  # on more nodes the printed network speed is an assumption, unless `busbw` or a step was measured
+NODES = 8  # on more nodes the printed network speed is an assumption, unless `busbw` was measured
 WORTH_SAYING = 0.05  # if a larger share of the step waits for the host, there is a warning
 # Part of memory -> its formula for `--explain`, with the letters of memory.py.
 HELD = {
@@ -50,8 +50,7 @@ class Estimate:
     @cached_property
     def time(self) -> dict[str, float]:
         """Seconds of a step, by term."""
-        factor = self.job.measured or 1.0
-        return {name: factor * float(s) for name, s in step_terms(self.job, self.layout).items()}
+        return {name: float(s) for name, s in step_terms(self.job, self.layout).items()}
 
     @cached_property
     def stages(self) -> list[dict[str, float]]:
@@ -85,12 +84,9 @@ class Estimate:
 
     @property
     def network_is_assumed(self) -> bool:
-        """Whether the layout uses more nodes than `NODES`, and neither the cluster's `busbw` nor a
-        measured step gives the speed of their network.
-        """
+        """Whether the layout uses more nodes than `NODES`, and the cluster has no `busbw` of them."""
         cluster = self.job.cluster
-        many = self.layout.ranks > NODES * cluster.gpus_per_node
-        return many and not cluster.busbw and not self.job.measured
+        return self.layout.ranks > NODES * cluster.gpus_per_node and not cluster.busbw
 
     @property
     def memory_bytes(self) -> float:
@@ -166,12 +162,6 @@ class Estimate:
         if sure.low is None or sure.high is None:
             return f"no interval: no published runs of {sure.of} were at hand"
         held = f"{human(size / sure.held)} to {human(size * sure.held)}, from published runs of {sure.of}"
-        if self.job.measured:
-            return (
-                "all seconds are scaled by your measured step; of layouts that you did not measure, 8 of 10"
-                f" take {sure.low:.2f} to {sure.high:.2f} times as long as here. 80% interval of the bytes:"
-                f" {held}"
-            )
         return f"80% interval: {sure.low * seconds:.2f} to {sure.high * seconds:.2f} s, {held}"
 
     def warnings(self) -> list[str]:
