@@ -178,6 +178,12 @@ GEMMA_2B = fields("""
             "unknown model_type 'gemma3'; the nearest is 'gemma'.*It also sees: give its text_config",
         ),
         ({"sliding_window": "wide"}, "sliding_window must be a whole number"),
+        ({"window": 5}, "a window of 5 in 0 of 32 layers"),
+        ({"experts": {"count": 8}}, "experts is not read"),
+        (
+            dict(model_type="mixtral", num_local_experts=8, num_experts_per_tok=9),
+            "9 for each token, but there are only 8",
+        ),
         (
             {"model_type": "opt", "word_embed_proj_dim": 512},
             "an embedding of 512 beside a hidden size of 4096 is not modelled here",
@@ -423,24 +429,6 @@ def test_windows_and_norms_of_gemma_are_read(read):
     assert read(qwen | {"sliding_window": 4096, "max_window_layers": 28}).windowed == 4
     assert (read(qwen).window, read(qwen).windowed) == (4096, 4)  # as Transformers' class has it
     assert read(qwen | {"use_sliding_window": False}).window == 0
-
-
-def test_our_own_files_have_experts_too(read):
-    mine = dict(layers=4, hidden=64, heads=4, vocab=100, gated=True, tied=False)
-    experts = dict(count=8, per_token=2, ffn=32)
-    own = read(mine | {"experts": experts, "latent": {"kv_rank": 16}})
-    assert own.experts.count == 8 and own.latent.values == 128
-    for bad, sentence in (
-        ({"experts": 8}, "experts is an object, not 8"),
-        ({"experts": {"many": 8}}, "experts has no field 'many'; known are count, per_token"),
-        ({"experts": {"count": 8}}, "experts needs some of count, per_token"),
-        ({"experts": experts | {"per_token": 9}}, "9 for each token, but there are only 8"),
-        ({"experts": experts | {"dense_layers": 4}}, "4 dense layers of 4"),
-        ({"experts": experts | {"every": 5}}, "experts in each 5. layer of 4"),
-        ({"window": 5}, "a window of 5 in 0 of 4 layers"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            read(mine | bad)
 
 
 def test_an_unknown_name_gets_the_nearest():

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..checks import check_fields, named, positive, read_object, unknown, whole
+from ..checks import named, positive, read_object, unknown, whole
 from ..foreign import plain
 from .config_keys import (
     ABSENT,
@@ -29,6 +29,8 @@ from .config_keys import (
 )
 from .shape import Experts, Latent, ModelShape
 
+# Fields of `ModelShape` that a file of our own may have, besides those of `NAMES` and the name.
+OWN = {field.name for field in fields(ModelShape)} - {*NAMES, "name", "experts", "latent"}
 _PLAIN = dict(gated=False, biases=True)  # layers like GPT's
 # Hugging Face's model_type -> fields of `ModelShape` that its file does not have. `tied` may be in the file.
 _KINDS: dict[str, dict] = {
@@ -97,8 +99,7 @@ def from_config(path: Path) -> ModelShape:
     sizes = _sizes(path, config, NAMES, ("layers", "hidden", "heads", "vocab"))
     if config.get("multi_query") is True and not config.get("new_decoder_architecture"):  # falcon-7b
         sizes["kv_heads"] = 1
-    given = {f.name: config[f.name] for f in fields(ModelShape) if f.name in config and f.name not in NAMES}
-    given.pop("name", None)
+    given = {name: config[name] for name in OWN if name in config}
     if kind == "falcon":
         given["biases"] = config.get("bias", False)
     if "tie_word_embeddings" in config:
@@ -108,7 +109,7 @@ def from_config(path: Path) -> ModelShape:
         parts: dict[str, Any] = dict(experts=_experts(path, config, kind), latent=_latent(path, config, kind))
         parts["window"], parts["windowed"] = _window(config, kind, sizes["layers"])
         name = named("name", config.get("name") or config.get("_name_or_path") or path.stem)
-        model = ModelShape(name, **sizes | parts | usual | known | _own(given))
+        model = ModelShape(name, **sizes | parts | usual | known | given)
         if "parameters" in config:
             check_parameters(model, config["parameters"])
         return model
@@ -150,20 +151,6 @@ def _usual_names(config: dict) -> dict:
     if isinstance(rotary, list):
         names["layer_types"] = ["chunked_attention" if has_it else "full_attention" for has_it in rotary]
     return config | names
-
-
-def _own(given: dict) -> dict:
-    """Turn the objects `experts` and `latent` of our own files into an `Experts` and a `Latent`."""
-    for field, part in (("experts", Experts), ("latent", Latent)):
-        if isinstance(given.get(field), dict):
-            names = check_fields(field, given[field], part)
-            try:
-                given[field] = part(**given[field])
-            except TypeError:
-                raise ValueError(f"{field} needs some of {', '.join(names)}") from None
-        elif given.get(field) is not None:
-            raise ValueError(f"{field} is an object, not {given[field]!r}")
-    return given
 
 
 def _sizes(path: Path, config: dict, names: dict, needed: tuple[str, ...]) -> dict[str, int]:
@@ -250,7 +237,7 @@ def _refuse_kind(path: Path, config: dict, kind: str) -> None:
 def _refuse_unread(path: Path, config: dict, kind: str) -> None:
     """Raises ValueError with the names of keys that are neither read nor known to have no effect."""
     read = {alias for aliases in NAMES.values() for alias in aliases} | {*READ, *READ_OF.get(kind, ())}
-    read |= {field.name for field in fields(ModelShape)}
+    read |= {*OWN}
     if kind in _WITH_EXPERTS:
         read |= {alias for aliases in EXPERTS.values() for alias in aliases}
         read |= {*READ_OF_EXPERTS, *SHARED, *EVERY}

@@ -78,7 +78,7 @@ MODELS: dict[str, ModelShape] = {
 
 def find_model(name: str) -> ModelShape:
     """A shape by name, or from a JSON file: Hugging Face's config.json of a decoder (see `configs`), or a
-    file with the fields of `ModelShape`.
+    file with fields of `ModelShape`, without experts and latent attention.
 
     Raises ValueError with one sentence for an unknown name, an unreadable file, a file without the needed
     numbers, and a model with layers that the planner has no formulas for.
