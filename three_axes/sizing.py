@@ -107,7 +107,7 @@ def _number(text: str, thousand: int = 1000) -> float:
 def _inputs(job: Job) -> dict:
     """The inputs of an estimate, for --json."""
     holds, runs = job.framework.holds, job.framework.runs
-    lora = job.lora and {"rank": job.lora.rank, "matrices": job.lora.matrices, "four_bit": job.lora.four_bit}
+    lora = job.lora and asdict(job.lora)
     return {
         "model": job.model.name,
         "parameters": job.model.params,

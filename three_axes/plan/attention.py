@@ -27,7 +27,7 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
     eager: rotary positions and the norms of queries and keys take a kernel for each of PyTorch's operations.
     """
     model, t, sb, x = at.model, at.layout.tp, at.tokens, at.x
-    holds, runs = at.job.framework.holds, at.job.framework.runs
+    holds = at.job.framework.holds
     n, h = holds.number_bytes, model.hidden
     queries, keys = (n * sb * width / t for width in (model.q_width, model.kv_width))  # bytes
     recomputed = ("per-op", "full")  # policies under which a product is computed again
@@ -52,10 +52,9 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
             *rotated,
         ]
     out = queries if not model.latent else n * sb * model.out_width / t
-    # The attention's result is kept, and in a narrow precision also a narrow copy for the product. A fused
-    # attention needs its result for its own backward, even if the matrix is frozen.
+    # The attention's result is kept, and in a narrow precision also a narrow copy for the product.
     own = out if at.job.precision == "bf16" else out + at.narrow(out)
-    kept = dict(keeps=Kept(own, per_op=out), stays=out * runs.fused_attention, recomputed=recomputed)
+    kept = dict(keeps=Kept(own, per_op=out), recomputed=recomputed)
     output = "attention's output"
     return [
         *into,
@@ -89,7 +88,7 @@ def _latent(at: LayerOnRank, part: Latent) -> list[Op]:
     again: dict[str, Any] = dict(recomputed=("full", "modules"))
     return [
         *queries_down,
-        *at.product("keys and values, down", mine, h, short, keeps=Kept(result), stays=result),
+        *at.product("keys and values, down", mine, h, short, keeps=Kept(result)),
         *stream("norm of keys and values", 2.0 * n * mine * part.kv_rank, 1),
         *enter(at, n * sb * gathered, "attention", 2),
         *matrix("queries, up", sb, rows, model.q_width / t, keeps=of_queries, **again),

@@ -43,7 +43,7 @@ def dense(at: LayerOnRank, width: int, eager: bool, last: tuple[str, ...]) -> li
     recomputed = ("per-op", "full")
     # What follows the last product may need its result: dropout, a norm, an adapter's sum, routed experts.
     ends = model.bare and model.norms == 2 and not model.experts
-    again = last if ends and not (at.job.lora and at.job.lora.adapts("down")) else ("full",)
+    again = last if ends and not at.job.lora else ("full",)
     matrix = partial(at.product, block="feed-forward")
     if model.gated:
         gate = matrix("gate", sb, h, width / t, keeps=Kept(per_op=inside))

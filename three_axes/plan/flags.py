@@ -240,6 +240,7 @@ def _beside(job: Job, layout: Layout, steps: Sequence[str] = (), checkpoints: bo
         lines.append("gradient checkpointing of each layer, in the model")
     if job.lora:
         four = ", its weights loaded in 4 bits" * job.lora.four_bit
-        parts = " and ".join(job.lora.matrices)
-        lines.append(f"LoRA of rank {job.lora.rank} on the linear layers of {parts} (PEFT){four}")
+        lines.append(
+            f"LoRA of rank {job.lora.rank} on the linear layers of attention and feed-forward (PEFT){four}"
+        )
     return "\n\nin the script: " + "; ".join(lines) if lines else ""

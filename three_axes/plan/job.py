@@ -14,34 +14,19 @@ from .layout import Layout
 from .possible import check, check_size
 from .shape import ModelShape
 
-# Part of a layer -> its linear layers that LoRA can adapt, named as in attention.py and feed_forward.py.
-# Routed experts, the router, embedding and head are never adapted.
-_HEADS = ("queries", "keys", "values", "attention's output")
-_LATENT = ("queries, down", "queries, up", "keys and values, down", "keys and values, up")
-MATRICES = {"attention": (*_HEADS, *_LATENT), "feed-forward": ("gate", "up", "down")}
-
 
 @dataclass(frozen=True)
 class Lora:
-    """LoRA freezes all weights and trains adapters: beside a linear layer k × n, matrices k × rank and
-    rank × n. matrices: the parts (of `MATRICES`) whose linear layers have adapters. four_bit: the layers'
-    frozen weights have four bits (QLoRA). Raises ValueError for a rank below 1 and for an unknown part.
+    """LoRA freezes all weights and trains adapters: beside each linear layer k × n of the attention and of
+    the feed-forward part, matrices k × rank and rank × n. Routed experts, the router, embedding and head have
+    none. four_bit: the layers' frozen weights have four bits (QLoRA). Raises ValueError for a rank below 1.
     """
 
     rank: int
-    matrices: tuple[str, ...] = tuple(MATRICES)
     four_bit: bool = False
 
     def __post_init__(self):
         whole("the rank of LoRA", self.rank, 1, 10**5)
-        wrong = [part for part in self.matrices if part not in MATRICES]
-        if wrong or not self.matrices:
-            given = repr(wrong[0]) if wrong else "none"
-            raise ValueError(f"LoRA adapts {' or '.join(MATRICES)}, or both; {given} is given")
-
-    def adapts(self, name: str) -> bool:
-        """Whether a linear layer, or a part, has adapters."""
-        return any(name == part or name in MATRICES[part] for part in self.matrices)
 
     @property
     def weight_bytes(self) -> float:
@@ -49,8 +34,7 @@ class Lora:
         return 0.5 + 1 / 64 + 4 / (64 * 256) if self.four_bit else 2.0
 
     def __str__(self) -> str:
-        of = "" if len(self.matrices) == len(MATRICES) else f" of {self.matrices[0]}"
-        return f"{'4-bit ' * self.four_bit}LoRA {self.rank}{of}"
+        return f"{'4-bit ' * self.four_bit}LoRA {self.rank}"
 
 
 class Precision(NamedTuple):

@@ -110,18 +110,18 @@ class LayerOnRank(NamedTuple):
         """
         return self.narrow(x) / (self.parts if self.job.framework.sends.regathers else 1)
 
-    def product(self, name: str, rows, k, n, block: str = "", first=True, stays=0.0, **forward) -> list[Op]:
-        """A product (rows × k) · (k × n) in the job's precision; LoRA may freeze its matrix. first: whether
-        it is the first product with this input, which is converted once for all. stays: bytes that it keeps
-        for something else than the gradient of the matrix. forward: see the function `product`.
+    def product(self, name: str, rows, k, n, block: str = "", first=True, **forward) -> list[Op]:
+        """A product (rows × k) · (k × n) in the job's precision; LoRA freezes its matrix and gives it an
+        adapter. first: whether it is the first product with this input, which is converted once for all.
+        forward: see the function `product`.
         """
         its = self.precision
         lines = product(name, rows, k, n, block, bytes_=its.bytes, rate=its.rate, **forward)
         if its.name != "bf16":
             lines += self.casts(name, rows * k * first, rows * n)
-        return self.trained(name, lines, k * n, stays) + self.adapters(name, rows, k, n, block)
+        return self.trained(name, lines, k * n, True) + self.adapters(name, rows, k, n, block)
 
-    def trained(self, name: str, lines: list[Op], numbers, stays=0.0) -> list[Op]:
+    def trained(self, name: str, lines: list[Op], numbers, adapted: bool = False) -> list[Op]:
         """`lines`, the operations of a product, changed if LoRA freezes its matrix of so many numbers: it has
         no gradient, and its input is kept only for an adapter. A matrix in four bits is expanded to two bytes
         a number before each product.
@@ -129,9 +129,8 @@ class LayerOnRank(NamedTuple):
         if not (lora := self.job.lora):
             return lines
         lines = [op for op in lines if op.phase != "W"]
-        if not lora.adapts(name):
-            frozen = lambda op: op._replace(keeps=op.keeps._replace(nbytes=stays))
-            lines = [frozen(op) if np.any(op.keeps.nbytes) else op for op in lines]
+        if not adapted:
+            lines = [op._replace(keeps=op.keeps._replace(nbytes=0.0)) for op in lines]
         if not lora.four_bit or name == "head":
             return lines
         moved = (lora.weight_bytes + 2.0) * numbers
@@ -142,7 +141,7 @@ class LayerOnRank(NamedTuple):
         added to the matrix's by the second product itself, or by two kernels, which scale and add. The
         adapter is split as its matrix is, and sends nothing of its own.
         """
-        if not (lora := self.job.lora) or not lora.adapts(name):
+        if not (lora := self.job.lora):
             return []
         r, number = lora.rank, self.job.framework.holds.number_bytes
         passes, kernels = (1.0, 0) if self.job.framework.runs.fused else (5.0, 2)
@@ -262,9 +261,8 @@ def enter(at: LayerOnRank, x, block: str, products: int) -> list[Op]:
     job, layout, narrow = at.job, at.layout, at.narrow(x)
     split = layout.sequence_parallel * 1
     sums = 1 if job.framework.sends.merged else products
-    wanted = not job.lora or job.lora.adapts(block)  # the gradient of its weights, or of adapters
     # If each rank keeps only its part of the input, the gradient of the weights needs another gather.
-    again, name = split * job.framework.sends.regathers * wanted, f"gather for {block}"
+    again, name = split * job.framework.sends.regathers, f"gather for {block}"
     beside = dict(block=block, hides="input gradients")
     pieces = dict(block=block, under="F", hides="tensor parallel")
     return [
