@@ -171,7 +171,6 @@ def run_plan(args) -> tuple[str, dict]:
         *([str(beside)] if beside else []),
     ]
     out += [f"layouts less than {result.sure.apart:.0%} apart are a tie", *best.warnings()]
-    out += filter(None, (result.alone(), best.switches()))
     if tokens:
         from .plan.interruptions import interruptions, what_it_stops
         from .plan.meeting import Proposal, cheapest

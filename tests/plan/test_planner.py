@@ -188,12 +188,6 @@ def test_every_cluster_has_a_plan(name):
     assert any("measure yours" in one for one in warnings) == cluster.device.assumed
 
 
-def test_odd_widths_are_named():
-    odd = replace(MODELS["llama-2-13b"], heads=40, hidden=4320, head_dim=108)
-    assert "a head of 108" in estimate(Job(odd), Layout(tp=2)).warnings()[-1]
-    assert not estimate(Job(MODELS["llama-3-8b"]), Layout(tp=4)).warnings()
-
-
 def test_short_sequences_and_large_batches_have_a_plan_too():
     short = plan(Job(MODELS["toy"], DGX, 8, 1), gpus=4)
     assert short.ranked and all(row.axes != short.best.axes for *_, row in short.flips())

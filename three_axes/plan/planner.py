@@ -161,18 +161,6 @@ class Plan:
             f"It loses {named}" + (f", and wins back {gains:.2f} s elsewhere." if gains >= 0.005 else ".")
         )
 
-    def alone(self) -> str:
-        """A sentence if one GPU alone would be as fast, else "". It is also "" if one GPU cannot hold the
-        weights, and for a plan of one GPU or with fixed sizes.
-        """
-        weights = self.job.model.params * self.job.framework.holds.weight_bytes
-        if self.gpus == 1 or weights > self.job.cluster.device.memory or self.space.only:
-            return ""
-        one = plan(self.job, gpus=1)
-        if not one.ranked or one.best.seconds > self.best.seconds:
-            return ""
-        return f"one GPU would be as fast: {one.best.seconds:.3f} s with {one.best.layout}"
-
     def flips(self) -> list[tuple[str, float, Candidate]]:
         """(quantity, factor, the best layout then), for each quantity of CHANGES with the first factor of
         0.75, 1.5, 0.5 and 2 that makes other sizes the best. Quantities without such a factor are left out.

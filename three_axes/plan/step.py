@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -202,32 +202,7 @@ class Estimate:
             )
         if device.name in WITHOUT_BF16 and self.job.precision == "bf16":
             sentences.append(f"no bf16 on {device.name}: fp16 is assumed, which needs a scaled loss")
-        t = self.layout.tp
-        widths = {
-            "a head": self.model.head_dim,
-            "the feed-forward part": self.model.ffn // t,
-            "the queries": self.model.q_width // t,
-        }
-        if odd := [f"{what} of {n}" for what, n in widths.items() if n % 64]:
-            sentences.append(
-                f"no multiple of 64: {', '.join(odd)} on a rank, which is multiplied more slowly than is"
-                " estimated here"
-            )
         return sentences
-
-    def switches(self) -> str:
-        """A sentence on what two switches would save that Megatron-LM has off; "" for other frameworks."""
-        f = self.job.framework
-        if f.name != "megatron-lm":
-            return ""
-        other = lambda **changed: estimate(replace(self.job, framework=f.but(**changed)), self.layout)
-        narrow, hidden = other(gradient_bytes=2), other(hides=(*f.hides, "tensor parallel"))
-        saved = [max(0.0, self.step_seconds - one.step_seconds) for one in (narrow, hidden)]
-        return (
-            "Megatron-LM's defaults, which NVIDIA's recipes change: gradients summed in half precision"
-            f" (--grad-reduce-in-bf16) would save {human(max(0.0, self.memory_bytes - narrow.memory_bytes))}"
-            f" and {saved[0]:.2f} s; TP under computation, in pieces (--tp-comm-overlap), {saved[1]:.2f} s"
-        )
 
     def time_table(self, explain: bool = True) -> Table:
         """Seconds by term, drawn as a waterfall: each part begins where the one above it ends."""
