@@ -30,7 +30,6 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "compiled": {"compiled": True, "fused": True, "norm_bytes": 2},
     "8-bit-adam": {"eight_bit": True},
     "offload": {"offload": True},
-    "chunked-loss": {"loss_chunks": 8},
     "sync-each-batch": {"reduces_each": True},
     "4-bit": {},  # changes no framework's record: it belongs to LoRA, whose frozen weights have 4 bits
 }
@@ -119,7 +118,6 @@ def _inputs(job: Job) -> dict:
         "compiled": runs.compiled,
         "eight_bit": holds.eight_bit,
         "offload": holds.offload,
-        "loss_chunks": runs.loss_chunks,
         "reduces_each": job.framework.sends.reduces_each,
         "precision": job.precision,
         "lora": lora,

@@ -119,7 +119,7 @@ def test_an_axis_of_one_changes_no_figure(way):
         assert np.broadcast_to(peak_memory(job, beside), 2)[0] == pytest.approx(peak_memory(job, alone))
     # A dense model ignores the settings of a framework that are about experts.
     hidden = (*MEGATRON.hides, "dispatch")
-    other = framework.but(imbalance=2.0, once_a_node=True, grouped=True, hides=hidden)
+    other = framework.but(once_a_node=True, grouped=True, hides=hidden)
     same = Layout(dp=8, tp=2, zero=1)
     plain, worded = (Job(dense, DGX, 64, 4096, f) for f in (MEGATRON, other))
     assert step_terms(plain, same) == step_terms(worded, same) and sent(plain, same) == sent(worded, same)
@@ -205,9 +205,6 @@ def test_more_ranks_for_experts_hold_less_and_send_more(ep, t, p, zero, recomput
         assert sent(job, wider).get("edp", 0) < sent(job, here)["edp"]
     terms = step_terms(job, here)
     assert 0 < total(terms) < np.inf and all(v >= 0 for v in terms.values())
-    worse = replace(job, framework=MEGATRON.but(imbalance=1.5))
-    assert total(step_terms(worse, here)) >= total(terms) * (1 - 1e-12)
-    assert peak_memory(worse, here) >= peak_memory(job, here)
 
 
 @pytest.mark.parametrize(

@@ -66,12 +66,12 @@ def dense(at: LayerOnRank, width: int, eager: bool, last: tuple[str, ...]) -> li
 def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     """The routed experts. A rank has a part of its tp group's tokens, sends each to the ranks of its k
     experts, and gets the results back. Experts are distributed over ep ranks, and each is split over etp. The
-    router is assumed to be balanced; `imbalance` of the framework scales the load of the fullest rank.
+    router is assumed to be balanced.
     """
     layout, runs, h = at.layout, at.job.framework.runs, at.model.hidden
     n, ep, etp = at.job.framework.holds.number_bytes, layout.ep, layout.etp
     mine = at.tokens / at.parts  # tokens
-    copies = mine * e.per_token * runs.imbalance  # one for each expert of a token
+    copies = mine * e.per_token  # one for each expert of a token
     # The bytes of these copies; the rows of a rank's products; the experts on a rank.
     routed, rows, local = n * h * copies, copies * etp, e.count / ep
     inside = n * rows * e.ffn / etp

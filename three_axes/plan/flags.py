@@ -61,7 +61,6 @@ def _megatron(job: Job, layout: Layout) -> str:
         "Megatron-LM",
         {
             "LoRA (Megatron Bridge has it)": job.lora is not None,
-            "a loss in chunks": f.runs.loss_chunks > 1,
             "per-op recompute": layout.recompute == "per-op",
             f"{layers} layers on {stages} stages, but as a layout written out": uneven,
             f"the schedule {layout.schedule}": layout.schedule not in ("1F1B", "interleaved"),
@@ -139,7 +138,6 @@ def _torchtitan(job: Job, layout: Layout) -> str:
             "LoRA (a model's configuration has it)": job.lora is not None,
             f"{job.precision} (a model's configuration has it)": job.precision != "bf16",
             "8-bit Adam": f.holds.eight_bit,
-            "a loss in chunks": f.runs.loss_chunks > 1,
             f"etp {layout.etp}": layout.etp > 1,
             f"{layers} layers on {stages} stages": (layers + 2 * less) % stages != 0,
             "selective recompute as Megatron-LM means it": layout.recompute == "selective",
@@ -189,7 +187,6 @@ def _accelerate(job: Job, layout: Layout) -> str:
             "ZeRO-1 (its FSDP shares out gradients too, as ZeRO-2 does)": layout.zero == 1,
             "tensor parallelism without FSDP": layout.tp * layout.cp > 1 and not layout.zero,
             "8-bit Adam, which the script chooses (bitsandbytes),": f.holds.eight_bit,
-            "a loss in chunks, which the script chooses,": f.runs.loss_chunks > 1,
             f"{job.precision}, but as fp8": job.precision not in ("bf16", "fp8"),
         },
     )

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..checks import positive, unknown, whole
-from ..paper.pipelines import SCHEDULES
-from .layout import RECOMPUTE, Axes, Layout
+from ..checks import unknown
+from .layout import Axes, Layout
 
 # What may be sent while something is computed: see `Framework.hides`.
 HIDDEN = (
@@ -125,7 +124,6 @@ class Holds:
     def __post_init__(self):
         if self.gradient_bytes not in (2, 4):
             raise ValueError(f"gradient_bytes is 2 or 4, not {self.gradient_bytes!r}")
-        positive("reserves", self.reserves, least=1.0, most=10.0, unit="times what is allocated")
 
     @property
     def state_bytes(self) -> float:
@@ -162,7 +160,7 @@ class Sends:
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """Which kernels compute, and how the host launches them. Raises ValueError for impossible values."""
+    """Which kernels compute, and how the host launches them."""
 
     # One kernel for what PyTorch's operations do one by one.
     fused: bool = True  # in a layer
@@ -175,23 +173,16 @@ class Runs:
     # result, and so does the kernel of its backward (Transformer Engine's op fuser, on Blackwell).
     fused_experts: bool = False
     weighs_early: bool = True  # a router's weights multiply the activation: experts' results are not kept
-    imbalance: float = 1.0  # tokens of the fullest rank over the mean; benchmarks force 1
     # Of the host, for each kernel or collective: a layer takes the longer of the host's and the GPU's time.
     # Runs of Megatron Bridge on one node that wait for the host give 37 µs. 0 where a step is a CUDA graph.
     launch_seconds: float = 3.7e-5
-    # Off in all records below; `--with` turns these on.
+    # Off in all records below; `--with` turns it on.
     compiled: bool = False  # torch.compile makes a kernel of each norm, activation and sum; not of the loss
-    loss_chunks: int = 1  # head and loss take a microbatch in so many parts, one after the other
-
-    def __post_init__(self):
-        whole("loss_chunks", self.loss_chunks)
-        positive("imbalance", self.imbalance, least=1.0, unit="shares of the mean")
-        positive("launch_seconds", self.launch_seconds, zero=True, most=1.0, unit="seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offers:
-    """Which layouts the framework can run. Raises ValueError for impossible values."""
+    """Which layouts the framework can run."""
 
     axes: tuple[str, ...] = Axes._fields  # along which it splits
     schedules: tuple[str, ...] = ("1F1B", "interleaved")
@@ -200,23 +191,6 @@ class Offers:
     recomputes: tuple[str, ...] = ("none", "full")
     recomputes_some: bool = False  # some layers of a stage can be recomputed, and the others not
     most_chunks: int = 8  # on a pipeline rank, that the planner tries
-
-    def __post_init__(self):
-        whole("most_chunks", self.most_chunks)
-        _some_of("schedules", self.schedules, tuple(SCHEDULES))
-        _some_of("zeros", self.zeros, (0, 1, 2, 3))
-        _some_of("zeros_in_pipeline", self.zeros_in_pipeline, (0, 1, 2, 3), least=0)
-        _some_of("recomputes", self.recomputes, RECOMPUTE)
-
-
-def _some_of(field: str, given: tuple, known: tuple, least: int = 1) -> None:
-    """Raises ValueError for a value that is not known, and for fewer values than `least`."""
-    wrong = [one for one in given if one not in known]
-    if wrong or len(given) < least:
-        raise ValueError(
-            f"{field} are some of {', '.join(map(str, known))};"
-            f" {repr(wrong[0]) if wrong else 'none'} is given"
-        )
 
 
 # The groups of a framework's fields, and the group of each field.
@@ -239,7 +213,8 @@ class Framework:
     offers: Offers = Offers()
 
     def __post_init__(self):
-        _some_of("hides", self.hides, HIDDEN, least=0)
+        if wrong := [one for one in self.hides if one not in HIDDEN]:
+            raise ValueError(f"hides are some of {', '.join(HIDDEN)}; {wrong[0]!r} is given")
 
     def but(self, **changed) -> Framework:
         """This framework with other values of some fields, its own or its groups'. No two fields have the
@@ -261,7 +236,6 @@ class Framework:
             "8-bit Adam": self.holds.eight_bit,
             "optimizer on the host": self.holds.offload,
             "gradients reduced in each microbatch": self.name == "transformers" and self.sends.reduces_each,
-            f"loss in {self.runs.loss_chunks} chunks": self.runs.loss_chunks > 1,
         }
         return [switch for switch, on in words.items() if on]
 

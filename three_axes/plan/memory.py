@@ -154,7 +154,7 @@ def stage_memory(
     # The last stage holds these for one microbatch at a time: the inputs of norm and head, and the logits.
     eager = EAGER_SCORE_BYTES + SCORE_BYTES * holds.split_vocabulary * (np.asarray(t) > 1)
     scores: Any = SCORE_BYTES + eager * (not runs.fused_loss)
-    scores = scores * model.vocab * (1 + model.mtp) / runs.loss_chunks
+    scores = scores * model.vocab * (1 + model.mtp)
     inputs = (2.0 + (holds.norm_bytes if model.bare else 2)) * model.hidden
     logits = parts["logits"] = last * sb * (inputs + scores) / t
     # In a layer's backward all of its activations exist again; the logits are freed by then.

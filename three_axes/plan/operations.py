@@ -95,7 +95,6 @@ def head(job: Job, layout: Layout) -> list[Op]:
         sending("gather for the head", "tp", "F", "all_gather", split * whole, x),
         *at.trained("head", scored, weights),
         summed(job, layout, weights * (job.lora is None), "head"),
-        *_chunks(job, weights),
         Op("loss", "head", "F", 0.0, scores / 2, 3),
         Op("loss", "head", "I", 0.0, scores / 2, 3),
         sending("three numbers a token", "tp", "F", "all_reduce", 3 * whole, 4.0 * sb),
@@ -104,13 +103,6 @@ def head(job: Job, layout: Layout) -> list[Op]:
     # Each module that predicts a further token. Its layer is counted with the stage's layers.
     joined = product("joined with the next token", sb, 2 * model.hidden, model.hidden / t, part="head")
     return once + model.mtp * [*joined, *once]
-
-
-def _chunks(job: Job, numbers) -> list[Op]:
-    """The additional bytes if the head runs in chunks: each reads the weights and updates their gradient."""
-    more = job.framework.runs.loss_chunks - 1.0
-    phases = {"F": 2, "I": 2, "W": 2 * 4 * (job.lora is None)} if more else {}
-    return [Op("head in chunks", "head", k, streamed=moved * more * numbers) for k, moved in phases.items()]
 
 
 def between_stages(job: Job, layout: Layout) -> Op:

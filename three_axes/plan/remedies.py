@@ -39,8 +39,6 @@ def _same(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
     if f.sends.fsdp and not f.sends.reduces_each:
         reduced = "with gradients reduced in each microbatch (--with sync-each-batch)"
         yield reduced, other(reduces_each=True), gpus, only
-    if f.runs.loss_chunks == 1:
-        yield "with the loss in 8 chunks (--with chunked-loss)", other(loss_chunks=8), gpus, only
     for axis, size in passed_over(job, gpus, only):
         yield f"with {axis} {size}", job, gpus, {**only, axis: size}
     for axis in (axis for axis in Axes._fields if axis in only):
