@@ -1,6 +1,5 @@
 """Frozen weights, LoRA and memory switches: counts are exact, and training less must cost less."""
 
-import math
 import re
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from three_axes.paper.hardware import DEVICES
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
 from three_axes.plan.cost import step_terms
 from three_axes.plan.data_parallel import adapter_share, synchronisation
-from three_axes.plan.flags import SOURCES, flags
+from three_axes.plan.flags import flags
 from three_axes.plan.job import Lora
 from three_axes.plan.meeting import close_calls
 from three_axes.plan.memory import stage_states
@@ -151,127 +150,100 @@ def test_shards_are_replicated():
         job.check(Layout(dp=8, zero=0, shard=4))
 
 
-# Every name that `flags` may print, as the frameworks' sources have it (`flags.SOURCES`).
-NAMES = {
-    "megatron-lm": """account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split bf16
-        ckpt-format context-parallel-size cp-comm-type data-parallel-sharding-strategy exp-avg-dtype
-        exp-avg-sq-dtype expert-model-parallel-size expert-tensor-parallel-size fp4-format fp8-format
-        fp8-recipe global-batch-size grad-reduce-in-bf16 micro-batch-size moe-grouped-gemm
-        megatron-fsdp-main-grads-dtype moe-token-dispatcher-type num-distributed-optimizer-instances
-        num-virtual-stages-per-pipeline-rank optimizer-cpu-offload
-        overlap-grad-reduce overlap-param-gather pipeline-model-parallel-size recompute-granularity
-        recompute-method recompute-modules recompute-num-layers seq-length sequence-parallel
-        tensor-model-parallel-size
-        tp-comm-overlap use-distributed-optimizer use-megatron-fsdp use-precision-aware-optimizer
-        use-tp-pp-dp-mapping""",
-    "torchtitan": """parallelism.context_parallel_degree
-        parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree
-        parallelism.expert_parallel_degree parallelism.no-enable-sequence-parallel
-        parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_first_stage_less_layers
-        parallelism.pipeline_parallel_last_stage_less_layers parallelism.pipeline_parallel_layers_per_stage
-        parallelism.num_pp_microbatches parallelism.pipeline_parallel_schedule
-        parallelism.tensor_parallel_degree training.enable_cpu_offload training.max_context_length
-        training.num_tokens_per_microbatch_per_dp_rank training.num_tokens_per_train_step""",
-    "accelerate": """compute_environment distributed_type fsdp_activation_checkpointing
-        fsdp_auto_wrap_policy fsdp_config fsdp_offload_params fsdp_reshard_after_forward
-        fsdp_state_dict_type fsdp_version machine_rank main_process_ip main_process_port
-        mixed_precision num_machines num_processes parallelism_config parallelism_config_cp_size
-        parallelism_config_dp_replicate_size parallelism_config_dp_shard_size
-        parallelism_config_tp_size""",
-}
-PATTERNS = {"megatron-lm": r"--([\w.-]+)", "torchtitan": r"--([\w.-]+)", "accelerate": r"(?m)^ *(\w+):"}
+QUEUE, EACH = "CUDA_DEVICE_MAX_CONNECTIONS=1", "sync_each_batch=True"
+FSDP = replace(JOB, framework=TITAN)
+LATE = replace(JOB, framework=FRAMEWORKS["transformers"])
+EXPERTS = Job(MODELS["mixtral-8x7b"], CLUSTERS["dgx-h100"], 32, 4096, MEGATRON, "fp8")
+BIG = Job(MODELS["llama-3-405b"], CLUSTERS["dgx-h100"], 32, 4096, FRAMEWORKS["megatron-bridge"])
+B200 = replace(JOB, cluster=CLUSTERS["dgx-b200"], precision="nvfp4")
+HYBRID = Layout(dp=8, tp=2, cp=2, zero=3, shard=8, recompute="full")
+PIPED = dict(dp=4, tp=2, pp=4)
 
 
-def _every_case():
-    """Yields (framework, job, layout); together their flags have every name."""
-    eight = replace(JOB, framework=MEGATRON.but(eight_bit=True, offload=True, gradient_bytes=2))
-    moe = Job(MODELS["mixtral-8x7b"], CLUSTERS["dgx-h100"], 32, 4096, MEGATRON.but(grouped=True), "fp8")
-    even = Layout(dp=2, tp=2, pp=4, interleave=2, schedule="interleaved", zero=1, cp=2, recompute="full")
-    big = Job(MODELS["llama-3-405b"], CLUSTERS["dgx-h100"], 32, 4096, MEGATRON)
-    outer = Layout(dp=2, tp=8, pp=16, zero=1, order=("dp", "pp", "tp"))
-    b200 = replace(JOB, cluster=CLUSTERS["dgx-b200"], precision="nvfp4")
-    yield from (
-        ("megatron-lm", eight, even),
-        ("megatron-lm", moe, Layout(dp=8, tp=2, ep=4, zero=1, recompute="modules")),
-        ("megatron-lm", replace(big, framework=FRAMEWORKS["megatron-bridge"]), outer),
-        ("megatron-lm", b200, Layout(dp=8, zero=3, shard=4)),
-    )
-    titan = replace(JOB, framework=TITAN.but(offload=True))
-    yield "torchtitan", titan, Layout(dp=4, tp=2, pp=4, zero=3, sequence_parallel=False, recompute="per-op")
-    yield "accelerate", replace(JOB, framework=TITAN), Layout(dp=8, tp=2, zero=3, recompute="full")
-
-
-def test_flags_print_known_names_and_all_of_them():
-    printed = {framework: set() for framework in SOURCES}
-    for framework, job, layout in _every_case():
-        text = flags(framework, job, layout).split("\n\n")[0]
-        printed[framework] |= set(re.findall(PATTERNS[framework], text))
-    assert printed == {framework: set(names.split()) for framework, names in NAMES.items()}
-
-
-def test_accelerate_reads_its_file_and_flags_name_settings_elsewhere(tmp_path):
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    job = replace(JOB, framework=TITAN)
-    file, beside, source = flags("accelerate", job, Layout(dp=8, tp=2, zero=3)).split("\n\n")
-    assert re.search("as read in huggingface/accelerate at [0-9a-f]{7} ", source)
-    (tmp_path / "job.yaml").write_text(file)
-    read = load_config_from_file(str(tmp_path / "job.yaml"))
-    assert (read.num_processes, read.num_machines, read.main_process_port) == (16, 2, 29500)
-    assert read.parallelism_config["parallelism_config_tp_size"] == 2 and "tp_size=2" in beside
-    titan = flags("torchtitan", job, Layout(dp=8, zero=3, recompute="full")).split("\n\n")
-    assert titan[0].endswith("activation-checkpoint:full") and "--module and --config" in titan[1]
-    queue = "CUDA_DEVICE_MAX_CONNECTIONS=1"
-    assert queue in flags("megatron-lm", JOB, Layout(dp=4, tp=2))
-    assert queue not in flags("megatron-lm", JOB, Layout(dp=8))
-    b200 = replace(JOB, cluster=CLUSTERS["dgx-b200"])
-    assert queue not in flags("megatron-lm", b200, Layout(dp=4, tp=2)), "Blackwell needs none"
-
-
-def test_flags_have_the_switch_that_the_planned_memory_needs():
-    """Accelerate's FSDP2 holds whole gradients between microbatches, unless told to reduce them in each."""
-    layout = Layout(dp=8, zero=3)
-    job = replace(JOB, framework=FRAMEWORKS["transformers"], global_batch=32)
-    each = replace(job, framework=job.framework.but(reduces_each=True))
-    asked = lambda job, layout: "sync_each_batch=True" in flags("accelerate", job, layout)
-    assert asked(each, layout) and asked(replace(JOB, framework=TITAN), layout) and not asked(job, layout)
-    assert not asked(replace(each, global_batch=8), layout) and not asked(each, Layout(dp=1, zero=3))
-    (said,) = [warning for warning in estimate(job, layout).warnings() if "until the last" in warning]
-    assert human(2 * job.model.params) in said and "--with sync-each-batch" in said
-    assert not any("until the last" in warning for warning in estimate(each, layout).warnings())
-    summed = lambda framework: (
-        "main-grads-dtype fp32" in flags("megatron-lm", replace(JOB, framework=framework), layout)
-    )
-    assert summed(MEGATRON) and not summed(MEGATRON.but(gradient_bytes=2))
-
-
-def test_torchtitan_counts_tokens():
-    """torchtitan's flags give the tokens of a microbatch on a rank, the tokens of a step, and the number of
-    microbatches in the pipeline."""
-    job, layout = replace(JOB, framework=TITAN), Layout(dp=4, pp=2, microbatch=2, zero=3)
-    text = flags("torchtitan", job, layout)
-    number = lambda name: int(re.search(rf"--\S+\.{name} (\d+)", text)[1])
-    of_one, many = number("num_tokens_per_microbatch_per_dp_rank"), number("num_pp_microbatches")
-    assert of_one == 2 * job.seq_len and of_one * many * layout.dp == number("num_tokens_per_train_step")
-    assert number("num_tokens_per_train_step") == job.global_batch * job.seq_len
-
-
-def test_flags_multiply_out():
-    """The sizes in a framework's flags multiply to those of the layout."""
-    layout = Layout(dp=8, tp=2, cp=2, zero=3, shard=8)
-    job = replace(JOB, framework=TITAN)
-    for framework, names in (
+@pytest.mark.parametrize(
+    "framework, job, layout, printed, not_printed",
+    [
+        (
+            "megatron-lm",
+            replace(JOB, framework=MEGATRON.but(eight_bit=True, offload=True, gradient_bytes=2)),
+            Layout(**PIPED, cp=2, interleave=2, schedule="interleaved", zero=1, recompute="full"),
+            """--tensor-model-parallel-size 2; --pipeline-model-parallel-size 4; --cp-comm-type p2p;
+            --num-virtual-stages-per-pipeline-rank 2; --sequence-parallel; --grad-reduce-in-bf16;
+            --use-distributed-optimizer; --optimizer-cpu-offload; --exp-avg-sq-dtype fp8;
+            --recompute-granularity full; CUDA_DEVICE_MAX_CONNECTIONS=1""",
+            "--tp-comm-overlap",
+        ),
+        (
+            "megatron-lm",
+            EXPERTS,
+            Layout(dp=8, ep=4, zero=1, recompute="modules"),
+            """--expert-model-parallel-size 4; --moe-token-dispatcher-type alltoall; --fp8-recipe delayed;
+            --recompute-granularity selective; --recompute-modules layernorm moe_act""",
+            QUEUE,
+        ),
+        (
+            "megatron-lm",
+            BIG,
+            Layout(dp=2, tp=8, pp=16, zero=1, order=("dp", "pp", "tp")),
+            "--tp-comm-overlap; --account-for-embedding-in-pipeline-split; --use-tp-pp-dp-mapping",
+            "--use-megatron-fsdp",
+        ),
+        (
+            "megatron-lm",
+            B200,
+            Layout(dp=4, tp=2, zero=3, shard=2),
+            """--num-distributed-optimizer-instances 2; --use-megatron-fsdp; --fp4-format e2m1;
+            --data-parallel-sharding-strategy optim_grads_params; --megatron-fsdp-main-grads-dtype fp32""",
+            QUEUE,  # Blackwell needs none
+        ),
         (
             "torchtitan",
-            ("replicate_degree", "shard_degree", "tensor_parallel_degree", "context_parallel_degree"),
+            replace(FSDP, framework=TITAN.but(offload=True)),
+            Layout(**PIPED, microbatch=2, zero=3, sequence_parallel=False, recompute="per-op"),
+            """num_tokens_per_microbatch_per_dp_rank 8192; num_tokens_per_train_step 131072;
+            num_pp_microbatches 4; pipeline_parallel_layers_per_stage 8; --training.enable_cpu_offload;
+            --parallelism.no-enable-sequence-parallel; activation-checkpoint:selective; --module and""",
+            "activation-checkpoint:full",
         ),
-        ("accelerate", ("replicate_size:", "dp_shard_size:", "tp_size:", "cp_size:")),
-    ):
-        text = flags(framework, job, layout)
-        sizes = [int(re.search(name + r" (\d+)", text)[1]) for name in names]
-        assert math.prod(sizes) == layout.ranks and sizes == [2, 4, 2, 2]
-    command = flags("accelerate", replace(job, lora=Lora(8, four_bit=True)), Layout(dp=8, zero=3))
-    assert "gradient_accumulation_steps=4" in command and "4 bits" in command and "rank 8" in command
+        (
+            "torchtitan",
+            FSDP,
+            HYBRID,
+            "replicate_degree 2; shard_degree 4; tensor_parallel_degree 2; context_parallel_degree 2",
+            "pipeline",
+        ),
+        (
+            "accelerate",
+            FSDP,
+            HYBRID,
+            f"""replicate_size: 2; dp_shard_size: 4; tp_size: 2; cp_size: 2; num_processes: 32; tp_size=2;
+            fsdp_activation_checkpointing: true; gradient_accumulation_steps=4; {EACH}""",
+            "LoRA",
+        ),
+        ("accelerate", replace(LATE, lora=Lora(8, True)), Layout(dp=8, zero=3), "rank 8; 4 bits", EACH),
+    ],
+)
+def test_flags_say_the_layout(framework, job, layout, printed, not_printed):
+    text = flags(framework, job, layout)
+    for phrase in printed.split(";"):
+        assert re.search(re.escape(phrase.strip()) + r"(?!\w)", text), phrase
+    assert not_printed not in text
+
+
+def test_accelerate_reads_its_file(tmp_path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    (tmp_path / "job.yaml").write_text(flags("accelerate", FSDP, Layout(dp=8, tp=2, zero=3)).split("\n\n")[0])
+    read = load_config_from_file(str(tmp_path / "job.yaml"))
+    assert (read.num_processes, read.num_machines, read.main_process_port) == (16, 2, 29500)
+    assert read.parallelism_config["parallelism_config_tp_size"] == 2
+
+
+def test_whole_gradients_between_microbatches_get_a_warning():
+    said = "\n".join(estimate(LATE, Layout(dp=8, zero=3)).warnings())
+    assert f"{human(2 * JOB.model.params)} of gradients" in said and "--with sync-each-batch" in said
+    each = replace(LATE, framework=LATE.framework.but(reduces_each=True))
+    assert "sync-each-batch" not in "\n".join(estimate(each, Layout(dp=8, zero=3)).warnings())
 
 
 @pytest.mark.parametrize(
