@@ -5,19 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from test_memory import activations_per_layer
 from validation_axes import SETS, folding, memory_of_deepseek_v3
 
 from three_axes.files import rows_of
-from three_axes.paper import Placement
 from three_axes.paper.collectives import all_to_all_seconds
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
 from three_axes.plan.cost import constants, seconds_of, step_terms, work
 from three_axes.plan.flags import flags
-from three_axes.plan.frameworks import CONTEXT
-from three_axes.plan.memory import kept, largest_stage, peak_memory, stage_memory, stage_params, states
+from three_axes.plan.memory import kept, largest_stage, stage_memory, stage_params, states
 from three_axes.plan.operations import head, layer, lists
 from three_axes.plan.possible import check
 from three_axes.plan.shape import Experts
@@ -27,21 +23,7 @@ from three_axes.plan.validation import errors_of
 
 DGX, MEGATRON = CLUSTERS["dgx-h100"], FRAMEWORKS["megatron-lm"]
 MIXTRAL, V3 = MODELS["mixtral-8x7b"], MODELS["deepseek-v3"]
-SIZES = st.sampled_from([1, 2, 4, 8])
 total = lambda terms: float(sum(terms.values()))
-
-
-@given(SIZES, SIZES, SIZES, SIZES, SIZES, SIZES)
-def test_both_foldings_partition_the_ranks(d, c, t, p, ep, etp):
-    layout = Layout(dp=d, cp=c, tp=t, pp=p, ep=ep, etp=etp)
-    if d * c * t % (ep * etp) or layout.ranks > 256:
-        return
-    for sizes in (layout.sizes, layout.expert_sizes):
-        for axis in sizes:
-            ranks = [r for group in Placement(sizes).groups(axis) for r in group]
-            assert sorted(ranks) == list(range(layout.ranks))
-    # Both put the same ranks into a pipeline stage.
-    assert Placement(layout.sizes).groups("pp") == Placement(layout.expert_sizes).groups("pp")
 
 
 def test_bytes_of_dispatch_and_combine():
@@ -101,29 +83,6 @@ def test_a_shard_has_all_experts():
     assert rows[0].seconds == pytest.approx(estimate(job, rows[0].layout).step_seconds)
     with pytest.raises(ValueError, match="each shard has all experts; take 4 for ep·etp"):
         job.check(Layout(dp=16, ep=8, zero=3, shard=4))
-
-
-@pytest.mark.parametrize("way", CONTEXT)
-def test_an_axis_of_one_changes_no_figure(way):
-    """A layout without cp and ep has the same figures in an array with others that have them as alone.
-    Settings about experts and shared sequences must not change its figures.
-    """
-    dense, framework = MODELS["llama-3-8b"], MEGATRON.but(context=way)
-    sizes = dict(dp=np.array([8, 4]), tp=np.array([2, 2]), cp=np.array([1, 2]), zero=np.array([1, 1]))
-    for model, more in ((dense, {}), (MIXTRAL, {"ep": np.array([1, 8])})):
-        job = Job(model, DGX, 64, 4096, framework)
-        beside, alone = Layout(**sizes, **more), Layout(dp=8, tp=2, zero=1)
-        together, by_itself = step_terms(job, beside), step_terms(job, alone)
-        for name, s in together.items():
-            assert np.broadcast_to(s, 2)[0] == pytest.approx(by_itself.get(name, 0.0), rel=1e-12), name
-        assert np.broadcast_to(peak_memory(job, beside), 2)[0] == pytest.approx(peak_memory(job, alone))
-    # A dense model ignores the settings of a framework that are about experts.
-    hidden = (*MEGATRON.hides, "dispatch")
-    other = framework.but(once_a_node=True, grouped=True, hides=hidden)
-    same = Layout(dp=8, tp=2, zero=1)
-    plain, worded = (Job(dense, DGX, 64, 4096, f) for f in (MEGATRON, other))
-    assert step_terms(plain, same) == step_terms(worded, same) and sent(plain, same) == sent(worded, same)
-    assert "cp" not in sent(worded, same) and "ep" not in sent(worded, same)
 
 
 def test_many_thin_experts_cost_what_a_wide_part_does():
@@ -192,19 +151,6 @@ def test_a_module_for_a_further_token():
     assert scores[1] - scores[0] == 4 * 4096 * more.vocab
     away = lambda job, stage: sum(sent(job, layout, stage).values())
     assert away(with_it, 0) == away(plain, 0) and away(with_it, 15) > away(plain, 15)
-
-
-@given(SIZES, SIZES, *map(st.sampled_from, ([1, 2, 4], [0, 1, 3], ["none", "full"])))
-def test_more_ranks_for_experts_hold_less_and_send_more(ep, t, p, zero, recompute):
-    given_ = dict(dp=8, tp=t, pp=p, zero=zero, recompute=recompute)
-    job = Job(MIXTRAL, DGX, 64, 4096, MEGATRON)
-    here, wider = Layout(**given_, ep=ep), Layout(**given_, ep=min(8, 2 * ep))
-    assert peak_memory(job, wider) <= peak_memory(job, here) * (1 + 1e-9)
-    if ep < 8:
-        assert sent(job, wider)["ep"] > sent(job, here).get("ep", 0)
-        assert sent(job, wider).get("edp", 0) < sent(job, here)["edp"]
-    terms = step_terms(job, here)
-    assert 0 < total(terms) < np.inf and all(v >= 0 for v in terms.values())
 
 
 @pytest.mark.parametrize(

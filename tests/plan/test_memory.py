@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from three_axes.files import rows_of
 from three_axes.paper.hardware import DEVICES
@@ -14,9 +12,8 @@ from three_axes.paper.simulation import simulate
 from three_axes.plan import CLUSTERS, FRAMEWORKS, Cluster, Job, estimate
 from three_axes.plan.feed_forward import ROUTER
 from three_axes.plan.frameworks import TEXTBOOK
-from three_axes.plan.layout import RECOMPUTE, Layout
+from three_axes.plan.layout import Layout
 from three_axes.plan.memory import (
-    BYTES_PER_PARAMETER,
     in_flight,
     kept,
     largest_stage,
@@ -45,14 +42,6 @@ def test_the_zero_papers_table_1(row):
     for zero, column in ((1, "pos_gb"), (2, "pos_g_gb"), (3, "pos_g_p_gb")):
         gb, printed = sum(states(n, d, zero).values()) / 1e9, float(row[column])
         assert gb == pytest.approx(printed, rel=0.005, abs=0.006), (zero, gb, printed)
-
-
-def test_sixteen_bytes_and_its_variants():
-    total = {name: sum(parts.values()) for name, parts in BYTES_PER_PARAMETER.items()}
-    assert sorted(total.values()) == [10, 12, 16, 16, 18, 20]
-    assert sum(states(7e9).values()) == 112e9
-    for parts in BYTES_PER_PARAMETER.values():
-        assert sum(states(1, **parts).values()) == sum(parts.values())
 
 
 @pytest.mark.parametrize(
@@ -218,31 +207,6 @@ def test_every_second_product_is_kept():
     assert held == 4096 * 1024 * (8 + 8 + 2 + 8 + 28 + 8)
     seconds = [estimate(job, Layout(recompute=r)).step_seconds for r in ("none", "per-op", "full")]
     assert seconds == sorted(seconds)
-
-
-SIZES = [st.sampled_from([1, 2, 4, 8])] * 2
-CHOICES = st.integers(1, 64), st.integers(0, 3), st.sampled_from(RECOMPUTE), st.booleans(), st.integers(1, 8)
-
-
-@given(st.sampled_from(["llama-3-8b", "llama-3-70b", "gpt3-175b"]), *SIZES, *CHOICES)
-def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, recompute, sp, b):
-    model, m = MODELS[name], 4 * p
-    given = dict(dp=d, tp=t, pp=p, zero=zero, recompute=recompute, sequence_parallel=sp, microbatch=b)
-
-    def at(framework=TEXTBOOK, **changed):
-        layout = Layout(**given | changed)
-        job = Job(model, global_batch=m * layout.dp * layout.microbatch, framework=framework)
-        return sum(stage_memory(job, layout, 0, 0).values())
-
-    here = at()
-    assert here > 0
-    assert at(tp=2 * t) < here and at(dp=2 * d) <= here and at(microbatch=b + 1) > here
-    # Gathering weights may cost a little more than it saves.
-    assert at(zero=min(3, zero + 1)) <= here or zero == 2
-    assert at(sequence_parallel=True) <= here
-    assert at(recompute="full") <= at(recompute="selective") <= at(recompute="none") or p == 1
-    assert at(recompute="full") <= at(recompute="per-op") < at(recompute="none") or p == 1
-    assert at(TEXTBOOK.but(fused=False, fused_loss=False)) >= here
 
 
 @pytest.mark.parametrize(

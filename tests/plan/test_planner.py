@@ -6,14 +6,12 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from test_memory import activations_per_layer
 
 from three_axes.paper.collectives import group_seconds, ring_seconds
 from three_axes.paper.hardware import find_cluster
 from three_axes.paper.pipelines import SCHEDULES
-from three_axes.paper.placement import Placement, crosses
+from three_axes.paper.placement import Placement
 from three_axes.paper.simulation import Times, simulate
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Cluster, Job, Layout, ModelShape, estimate, plan
 from three_axes.plan.cost import constants, step_terms, work
@@ -54,30 +52,6 @@ def test_measured_rings_set_the_pace_where_they_are_slower():
     took = lambda op, network: float(group_seconds(op, 1e12, 8, 2, network))
     assert took("all_reduce", gathers) == took("all_reduce", slow)
     assert took("all_gather", gathers) == pytest.approx(2 * took("all_gather", slow), rel=1e-3)
-
-
-@given(st.permutations(["dp", "tp", "pp"]), *(st.sampled_from([1, 2, 3, 4, 8, 16]) for _ in range(4)))
-def test_two_axes_never_get_a_nodes_links_at_once(order, d, t, p, node):
-    """`reach` returns how an axis's groups are spread over nodes. The axes' numbers of members inside a node
-    multiply to at most the node's GPUs.
-    """
-    layout = Layout(dp=d, tp=t, pp=p, order=tuple(order))
-    place = Placement(layout.sizes)
-    inside = {axis: int(place.reach(axis, node)[0]) for axis in order}
-    assert inside["dp"] * inside["tp"] * inside["pp"] <= max(node, 1)
-    if layout.ranks <= 256 and all(node % k == 0 or k % node == 0 for k in _spans(layout)):
-        for axis in order:
-            groups = place.groups(axis)
-            assert any(crosses(g, node) for g in groups) == (int(place.reach(axis, node)[1]) > 1)
-            assert sorted(r for g in groups for r in g) == list(range(layout.ranks))
-
-
-def _spans(layout):
-    """The number of ranks that the k innermost axes span, for each k."""
-    spans, sizes = [1], list(layout.sizes.values())
-    for size in reversed(sizes):
-        spans.append(spans[-1] * size)
-    return spans
 
 
 def test_only_one_of_two_axes_is_inside():
@@ -348,26 +322,6 @@ def test_a_job_that_does_not_fit_says_by_how_much():
     assert "too much" in made.why(**made.too_large[0].axes._asdict())
     with pytest.raises(ValueError, match="does not fit 8 × h100-80gb of 85.5 GB; the smallest needs"):
         made.best
-
-
-MANY = ([1, 2, 4, 8], [1, 2, 4], [1, 2, 4, 8], [0, 1, 3], ["none", "full"])
-
-
-@given(*map(st.sampled_from, (["llama-3-8b", "opt-30b", "gpt3-175b"], *MANY)))
-def test_time_is_positive_and_faster_parts_are_never_slower(name, t, p, d, zero, recompute):
-    layout = Layout(dp=d, tp=t, pp=p, zero=zero, recompute=recompute)
-    job = Job(MODELS[name], DGX, 64 * d, 2048)
-    at = lambda **k: sum(map(float, step_terms(replace(job, cluster=replace(DGX, **k)), layout).values()))
-    here = at()
-    assert 0 < here < float("inf")
-    no_more = here * (1 + 1e-9)
-    assert at(inter_node_bandwidth=2 * DGX.inter_node_bandwidth) <= no_more
-    assert at(intra_node_bandwidth=2 * DGX.intra_node_bandwidth) <= no_more
-    # If a step waits only for communication, a faster GPU does not make it faster, but not slower either.
-    twice = dict(flops=2 * DGX.device.flops, achievable=2 * DGX.device.achievable)
-    assert at(device=replace(DGX.device, **twice)) <= no_more
-    terms = step_terms(job, layout)
-    assert (terms["bubble"] == 0) == (p == 1) and all(v >= 0 for v in terms.values())
 
 
 def test_clusters_from_a_file(tmp_path):

@@ -194,7 +194,7 @@ EXPERTS = Job(MODELS["deepseek-v3"], DGX, 64, 4096, FRAMEWORKS["megatron-lm"])
     [
         (
             Job(MODELS["llama-3-70b"], DGX, 128, 8192),
-            dict(dp=[8, 4, 2, 16], tp=[8, 8, 4, 4], pp=[1, 2, 8, 1], microbatch=[1, 2, 1, 4])
+            dict(dp=[8, 4, 2, 4], tp=[8, 8, 4, 4], pp=[1, 2, 8, 1], microbatch=[1, 2, 1, 4], cp=[1, 1, 1, 4])
             | dict(interleave=[1] * 4, zero=[1, 1, 0, 3], sequence_parallel=[True, False, True, True]),
             ORDER,
         ),
@@ -303,6 +303,8 @@ def test_every_framework_and_order_is_positive_and_monotone(name, order, d, t, p
     assert 0 < here < float("inf")
     slower = replace(DGX, inter_node_bandwidth=25e9, inter_node_latency=30e-6)
     assert at(replace(job, cluster=slower)) >= here * (1 - 1e-9)
+    twice = replace(DGX.device, flops=2 * DGX.device.flops, achievable=2 * DGX.device.achievable)
+    assert at(replace(job, cluster=replace(DGX, device=twice))) <= here * (1 + 1e-9)
     assert at(layout=replace(layout, recompute="full")) >= here * (1 - 1e-9)
     for call in calls(job, layout, 0):
         assert call.calls > 0 and call.payload > 0
