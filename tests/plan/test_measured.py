@@ -13,17 +13,6 @@ LAYOUT = Layout(dp=2, tp=4, pp=4, cp=2, interleave=5, schedule="interleaved", ze
 ASKED = "estimate llama-3-8b --gpus 64 --zero 3 --seq 8192 --framework torchtitan"
 
 
-@pytest.fixture
-def output_of(capsys):
-    """output_of(command) is what a command prints."""
-
-    def run(command: str) -> str:
-        assert main(command.split()) == 0
-        return capsys.readouterr().out
-
-    return run
-
-
 @pytest.mark.parametrize("text", ["16", "16s", "16.0 s", "1,024tokens/s", "1024 tokens/s/GPU"])
 def test_a_step_is_seconds_or_tokens_a_second_of_one_gpu(text):
     assert step_seconds(JOB, LAYOUT, text) == 128 * 8192 / 64 / 1024 == 16

@@ -111,14 +111,8 @@ def test_a_hint_about_tp_offers_only_sizes_that_are_accepted(t):
     qwen = ModelShape("qwen2.5-7b", 28, 3584, 28, 152064, 4, 18944, gated=True, qkv_biases=True)
     with pytest.raises(ValueError) as refused:
         check(qwen, Layout(tp=t))
-    said = str(refused.value)
-    offered, _, but = said.partition("; take ")[2].partition(", but ")
-    for k in map(int, offered.split(" or ")):
-        if but.startswith(f"{k} does not divide the feed-forward width"):
-            assert 28 % k == 0 and (4 % k == 0 or k % 4 == 0)
-        else:
-            check(qwen, Layout(tp=k))
-    assert t == 3 or offered in ("4 or 28", "28")
+    for k in str(refused.value).partition("; take ")[2].split(" or "):
+        check(qwen, Layout(tp=int(k)))
 
 
 def test_a_job_without_a_layout_says_why():
@@ -192,24 +186,6 @@ def test_sequence_parallelism_sends_a_quarter_more_where_it_gathers_again():
     again, kept = (sent(job, layout)["tp"] for job in jobs)
     plain = sent(JOB, replace(layout, sequence_parallel=False))["tp"]
     assert again / plain == pytest.approx(1.25, rel=0.01) and kept / plain == pytest.approx(1, rel=0.01)
-
-
-def test_a_number_out_of_range_is_refused():
-    device = DGX.device
-    nan, inf = float("nan"), float("inf")
-    of_cluster = dict(rails=(0, -3, "four"), gpus_per_node=(7.5,), device=("h100-80gb",))
-    of_cluster |= dict(intra_node_bandwidth=(10**400, 900), inter_node_latency=(15,))  # GB/s and µs
-    of_cluster |= dict.fromkeys(("inter_node_bandwidth", "storage_bandwidth"), (nan,))
-    of_cluster |= dict(gpu_hours_between_interruptions=(0,))
-    of_device = dict(bandwidth=(-1e12,), achievable=(0, 2 * device.flops))
-    of_device |= dict(memory=(inf, 80), flops=(989,))  # GB and TFLOP/s
-    for record, kind, wrong in ((DGX, "cluster", of_cluster), (device, "device", of_device)):
-        for field, value in ((field, value) for field, values in wrong.items() for value in values):
-            with pytest.raises(ValueError, match=f"{kind} '{record.name}': {field}"):
-                replace(record, **{field: value})
-    for broken in (dict(global_batch="64"), dict(seq_len=1.5), dict(seq_len=float("nan"))):
-        with pytest.raises(ValueError, match="must be a whole number"):
-            Job(MODELS["toy"], **broken)
 
 
 def test_mfu_by_hand():
@@ -334,8 +310,6 @@ def test_clusters_from_a_file(tmp_path):
     assert find_cluster(str(path)).device.name == "l40s" and isinstance(find_cluster(str(path)), Cluster)
     path.write_text('{"device": "h200", "all_to_all": [3e11, 4e10]}')
     assert hash(find_cluster(str(path))) and find_cluster(str(path)).all_to_all == (3e11, 4e10)
-    measured = "fast", 5, [None], {}, {"24": "1e11"}, [[2]], [[2, "x"]], [[2, -1]], [[1, 1e9]], [[2.9, 1e11]]
-    measured += [[4, 1e9], [2, 2e9]], [[2, 1e9], [2, 1e9]]
     for text, sentence in (
         ('{"device": "gpu"}', "device must be one of .*, or an object with name, flops"),
         ('{"device": {"flops": 1e14}}', "the device lacks achievable, bandwidth, memory"),
@@ -349,7 +323,13 @@ def test_clusters_from_a_file(tmp_path):
         (json.dumps({"device": own | {"assumed": 1}}), "assumed must be true or false, not 1"),
         ('{"device": "h200",\n "rails": }', "line 2, column 11"),
         ("[1]", "no JSON object"),
-        *((json.dumps({"device": "h200", "busbw": bad}), "busbw must be pairs") for bad in measured),
+        ('{"device": "h200", "busbw": [[2, "x"]]}', "busbw must be pairs"),
+        ('{"device": "h200", "busbw": [[4, 1e9], [2, 2e9]]}', "busbw must be pairs"),
+        ('{"device": "h200", "rails": 0}', "rails"),
+        ('{"device": "h200", "gpus_per_node": 7.5}', "gpus_per_node"),
+        ('{"device": "h200", "storage_bandwidth": NaN}', "holds NaN for a number"),
+        (json.dumps({"device": own | {"memory": 80}}), "memory"),
+        (json.dumps({"device": own | {"achievable": 1e15}}), "achievable"),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=sentence):

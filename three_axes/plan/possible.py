@@ -120,12 +120,8 @@ def _check_heads(model: ModelShape, t: int, gpus: int | None) -> None:
     problem = f"tp {t} does not divide {model.heads} attention heads"
     if model.heads % t == 0:
         problem = f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads"
-    can = [k for k in divisors(model.heads) if shares(k) and (gpus is None or gpus % k == 0)]
-    nearest = _nearest(can, t)
-    wide = [k for k in (max(k for k in can if k <= t), *(k for k in can if k > t)) if model.ffn % k]
-    wide = [k for k in wide if str(k) in nearest.split()] if not model.experts else []
-    but = f", but {wide[0]} does not divide the feed-forward width {model.ffn}" if wide else ""
-    raise ValueError(f"{problem}; {nearest}{but}")
+    fits = lambda k: (gpus is None or gpus % k == 0) and (model.experts or model.ffn % k == 0)
+    raise ValueError(f"{problem}; {_nearest([k for k in divisors(model.heads) if shares(k) and fits(k)], t)}")
 
 
 def _check_experts(model: ModelShape, layout: Layout) -> None:
