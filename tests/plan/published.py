@@ -70,7 +70,7 @@ def _qwen(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: i
     return ModelShape(name, layers, hidden, heads, 152064, kv_heads, ffn, gated=True, qkv_biases=True)
 
 
-# name of a model in the published tables -> its shape
+# Name of a model in the published tables -> its shape.
 SHAPES: dict[str, ModelShape] = {
     "GPT3-5B": gpt("gpt3-5b", 24, 4096, 32),
     "GPT3-20B": gpt("gpt3-20b", 44, 6144, 48),
@@ -99,7 +99,7 @@ MOST = 200  # pairs of a kind whose differences are kept
 
 class Run(NamedTuple):
     """A published run. seconds: predicted. printed: published. memory: the relative error of the predicted
-    bytes, None if no bytes are published. recomputed: the share of the layers that are computed twice.
+    bytes, None if no bytes are published.
     """
 
     seconds: float
@@ -107,14 +107,6 @@ class Run(NamedTuple):
     job: Job
     gpus: int
     memory: float | None = None
-    recomputed: float = 0.0
-
-
-def folder_of_tables(about: str) -> Path:
-    """The folder of published tables that the command line names."""
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--published", type=Path, required=True, help="the folder with the tables")
-    return parser.parse_args().published
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -123,11 +115,10 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(line for line in f if not line.startswith("#")))
 
 
-def show(title: str, columns: Sequence[str], rows: list[list[str]], *notes: str) -> None:
-    """Print a table in Markdown, under its title and with notes below it."""
+def show(title: str, columns: Sequence[str], rows: list[list[str]]) -> None:
+    """Print a table in Markdown, under its title."""
     line = lambda cells: "| " + " | ".join(cells) + " |"
-    table = "\n".join([line(columns), "|" + "---|" * len(columns), *map(line, rows)])
-    print("\n\n".join([f"### {title}", table, *notes]) + "\n", flush=True)
+    print(f"### {title}\n", line(columns), "|" + "---|" * len(columns), *map(line, rows), "", sep="\n")
 
 
 def _first(text: str) -> str:
@@ -139,9 +130,9 @@ def _int(text: str, otherwise: int = 1) -> int:
     return int(_first(text)) if _first(text).isdigit() else otherwise
 
 
-def seconds(job: Job, layout: Layout, gpus: int) -> tuple[float, float]:
-    """(seconds of a step, share of the layers that are computed twice). The share is the smallest with which
-    the run fits. With experts or latent attention, modules are recomputed before whole layers.
+def least(job: Job, layout: Layout, gpus: int) -> Layout:
+    """The layout with the least recompute with which the run fits. With experts or latent attention, modules
+    are recomputed before whole layers.
     """
     job.check(layout, gpus)
     layers, room = int(layers_on_rank(job.model, layout, min(1, layout.pp - 1))), job.cluster.device.memory
@@ -150,7 +141,12 @@ def seconds(job: Job, layout: Layout, gpus: int) -> tuple[float, float]:
     for tried in (layout, *modules, *some):
         if sum(largest_stage(job, tried)[1].values()) <= room:
             break
-    return validation.seconds(job, tried), (tried.recompute == "modules") or tried.recomputed / layers
+    return tried
+
+
+def seconds(job: Job, layout: Layout, gpus: int) -> float:
+    """Seconds of a step with the least recompute."""
+    return validation.seconds(job, least(job, layout, gpus))
 
 
 def _of_recipe(release: str, name: str, system: str, v: int) -> Framework:
@@ -205,10 +201,9 @@ def bridge(folder: Path, experts: bool) -> Iterator[Run]:
     recomputes nothing.
     """
     for _, job, layout, printed in _bridge(folder, experts):
-        guess, recomputed = seconds(job, layout, layout.ranks)
-        if layout.zero == 3 and job.model.name == "llama-3-70b" and job.cluster is not H100:
-            guess, recomputed = validation.seconds(job, layout), 0.0
-        yield Run(guess, printed, job, layout.ranks, recomputed=recomputed)
+        on_host = layout.zero == 3 and job.model.name == "llama-3-70b" and job.cluster is not H100
+        guess = validation.seconds(job, layout) if on_host else seconds(job, layout, layout.ranks)
+        yield Run(guess, printed, job, layout.ranks)
 
 
 def nemo(folder: Path) -> Iterator[Run]:
@@ -227,7 +222,7 @@ def nemo(folder: Path) -> Iterator[Run]:
         for v in possible:
             layout = Layout(dp=d, tp=t, pp=p, cp=cp, microbatch=b, zero=1, **chunked(v))
             try:
-                found.append(seconds(job, layout, n)[0])
+                found.append(seconds(job, layout, n))
             except ValueError:  # these chunks cannot be
                 continue
         if found:
@@ -254,8 +249,7 @@ def mlperf(folder: Path, benchmark: str) -> Iterator[Run]:
         framework = BRIDGE.but(launch_seconds=0.0) if graphs else BRIDGE
         batch, s = int(r["gbs"]), int(r["seq"])
         job = Job(model, cluster, batch, s, framework, {"fp4": "nvfp4"}.get(precision, precision))
-        guess, recomputed = seconds(job, layout, n)
-        yield Run(guess, float(r["step_s"]), job, n, recomputed=recomputed)
+        yield Run(seconds(job, layout, n), float(r["step_s"]), job, n)
 
 
 def weak_scaling(folder: Path) -> Iterator[Run]:
@@ -301,10 +295,9 @@ def lora(folder: Path) -> Iterator[Run]:
         job = Job(model, H100, batch, int(r["seq_len"]), AUTOMODEL, lora=Lora(16))
         sizes = dict(dp=n // t, tp=t, microbatch=int(r["microbatch_seqs"]), zero=3 if n > 1 else 0)
         layout = Layout(**sizes, sequence_parallel=False)
-        guess, share = seconds(job, layout, n)
-        if share:  # its switch recomputes all layers
-            guess = validation.seconds(job, replace(layout, recompute="full"))
-        yield Run(guess, float(r["step_s"]), job, n)
+        if least(job, layout, n) != layout:  # its switch recomputes all layers
+            layout = replace(layout, recompute="full")
+        yield Run(validation.seconds(job, layout), float(r["step_s"]), job, n)
 
 
 def simumax(folder: Path) -> Iterator[Run]:
@@ -337,8 +330,8 @@ SETS = {
 }
 
 
-def alike(runs: list[Run]) -> Iterator[tuple[Job, tuple[Run, Run]]]:
-    """(job, pair of its runs on the same number of GPUs), for runs of different layouts."""
+def alike(runs: list[Run]) -> Iterator[tuple[Run, Run]]:
+    """Pairs of runs of one job on the same number of GPUs with different layouts."""
     same: dict[tuple, list[Run]] = {}
     for run in runs:
         job = run.job
@@ -348,7 +341,7 @@ def alike(runs: list[Run]) -> Iterator[tuple[Job, tuple[Run, Run]]]:
     for a, b in (pair for one in same.values() for pair in itertools.combinations(one, 2)):
         # The same prediction is the same layout, measured twice.
         if abs(a.seconds / b.seconds - 1) > 0.005:
-            yield a.job, (a, b)
+            yield a, b
 
 
 def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
@@ -360,7 +353,7 @@ def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
     constant = float(np.abs(errors_of(runs)[1]).mean())
     off = lambda printed, guess: round(math.log(printed / guess), 3)
     for (generation, experts), mine in found.items():
-        pairs = [pair for _, pair in alike(mine)]
+        pairs = list(alike(mine))
         yield dict(
             set=name,
             generation=generation,
@@ -443,37 +436,19 @@ def of_sets() -> list[list[str]]:
     return rows
 
 
-def ties(name: str, runs: list[Run]) -> list[list[str]]:
-    """Of the pairs of layouts that the planner calls a tie: the share whose measured seconds are one too."""
-    rows = []
-    for experts in (False, True):
-        apart = certainty.APART[experts]
-        pairs = [pair for job, pair in alike(runs) if bool(job.model.experts) == experts]
-        called = [(a, b) for a, b in pairs if max(a.seconds / b.seconds, b.seconds / a.seconds) <= 1 + apart]
-        near = [max(a.printed / b.printed, b.printed / a.printed) <= 1 + apart for a, b in called]
-        if near:
-            rows.append([name, "experts" if experts else "dense", str(len(near)), f"{np.mean(near):.0%}"])
-    return rows
-
-
 def main() -> None:
-    folder = folder_of_tables(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--published", type=Path, required=True, help="the folder with the tables")
+    folder = parser.parse_args().published
     done = {name: list(make(folder)) for name, (file, make) in SETS.items() if (folder / file).is_file()}
     papers = {name: make() for name, make in (validation.SETS | folded.SETS).items()}
     every = {name: [Run(*run) for run in runs] for name, runs in (papers | done).items()}
     kept = [one for name, runs in every.items() for one in kinds(name, runs)]
     text = json.dumps(kept, separators=(",", ":")).replace("{", "\n{")
     find("data/planner_errors.json").write_text(text + "\n")
-    notes = [
-        f"{name}: recompute is not printed; it makes a difference in {twice} of {len(runs)} runs."
-        for name, runs in done.items()
-        if (twice := sum(run.recomputed > 0 for run in runs))
-    ]
-    show("The planner against published runs, seconds per step", COLUMNS, of_sets(), *notes)
+    show("The planner against published runs, seconds per step", COLUMNS, of_sets())
     columns = ["kind", "interval", "runs", "inside", "sources with 8 of 10 inside"]
     show("Runs inside the interval of their kind", columns, covered())
-    close = [row for name, runs in every.items() for row in ties(name, runs)]
-    show("Pairs that are called a tie", ["published set", "models", "pairs", "measured so"], close)
 
 
 if __name__ == "__main__":
