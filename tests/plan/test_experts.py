@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_memory import activations_per_layer
-from validation_axes import SETS, folding, memory_of_deepseek_v3
+from validation_axes import folding, memory_of_deepseek_v3
 
 from three_axes.files import rows_of
 from three_axes.paper.collectives import all_to_all_seconds
@@ -19,7 +19,6 @@ from three_axes.plan.possible import check
 from three_axes.plan.shape import Experts
 from three_axes.plan.stages import kinds_on_rank, layers_on_rank
 from three_axes.plan.traffic import calls, sent
-from three_axes.plan.validation import errors_of
 
 DGX, MEGATRON = CLUSTERS["dgx-h100"], FRAMEWORKS["megatron-lm"]
 MIXTRAL, V3 = MODELS["mixtral-8x7b"], MODELS["deepseek-v3"]
@@ -80,6 +79,8 @@ def test_a_shard_has_all_experts():
     assert beside.expert_shards == 1 and beside.members("ereplicate") == 2
     rows = plan(job, gpus=32, shard=8).ranked
     assert any(row.layout.shard == 8 and row.layout.ep > 1 for row in rows)
+    for row in rows:
+        job.check(row.layout, 32)
     assert rows[0].seconds == pytest.approx(estimate(job, rows[0].layout).step_seconds)
     with pytest.raises(ValueError, match="each shard has all experts; take 4 for ep·etp"):
         job.check(Layout(dp=16, ep=8, zero=3, shard=4))
@@ -196,21 +197,7 @@ def test_a_token_goes_once_to_a_rank_and_to_a_node():
     assert float(seconds_of(dispatch, job, layout, c)) == pytest.approx(float(by_hand))
 
 
-def test_a_plan_with_experts_explains_itself():
-    made = plan(Job(MIXTRAL, DGX, 1024, 4096, MEGATRON), gpus=64)
-    best = made.best
-    assert best.axes.ep > 1 and f"EP {best.axes.ep}" in str(best.axes)
-    assert made.why(**best.axes._asdict()).startswith("the fastest")
-    assert "slower" in made.why(**best.axes._replace(ep=best.axes.ep // 2)._asdict())
-    for row in [*made.ranked, *made.tight, *made.too_large]:
-        made.job.check(row.layout, 64)
-    assert estimate(made.job, best.layout).step_seconds == pytest.approx(best.seconds)
-
-
 def test_published_strategies_are_ranked_in_the_right_order():
-    """MFU is within a fifth for at least 15 of the 18 printed runs."""
-    ours, _ = errors_of(SETS["MoE Parallel Folding 2025, T3"]())
-    assert (np.abs(1 / (1 + ours) - 1) < 0.2).sum() >= 15
     manual = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
     by_model = {}
     for r, job, layout, seconds in folding():
@@ -256,19 +243,52 @@ def test_recompute_of_modules_frees_what_was_printed():
         flags("torchtitan", job, layout)
 
 
-def test_bytes_that_stream_around_experts():
-    """Mixtral, tp 2, ep 2: a rank routes two copies of 2048 tokens, and its four experts get 4096 rows."""
-    lines = layer(Job(MIXTRAL, DGX, 8, 4096), Layout(tp=2, ep=2))
-    streamed = {(op.name, op.phase): op.streamed for op in lines}
-    number = 2 * 4096  # bytes of a token
-    for name, forward, backward in (
-        ("choice of experts", 4 * 6 * 2048 * 8, 4 * 12 * 2048 * 8),
-        ("permutation", number * (2048 + 4096), number * (2048 + 4096)),
-        ("order by expert", 2 * number * 4096, 2 * number * 4096),
-        ("order by rank", 2 * number * 4096, 2 * number * 4096),
-        ("results put together", number * (2048 + 4096), number * (2048 + 4096)),
-    ):
-        assert (streamed[name, "F"], streamed[name, "I"]) == (forward, backward), name
+NUMBER, ROWS = 2 * 4096, 4096 * 4  # bytes of one of Mixtral's tokens; gpt-oss' routed rows
+GPT_OSS = Job(MODELS["gpt-oss-120b"], CLUSTERS["dgx-b200"], 64, 4096, FRAMEWORKS["megatron-bridge"])
+
+
+@pytest.mark.parametrize(
+    "job, layout, streamed",
+    [
+        (  # a rank routes two copies of 2048 tokens, and its four experts get 4096 rows
+            Job(MIXTRAL, DGX, 8, 4096),
+            Layout(tp=2, ep=2),
+            {
+                "choice of experts": (4 * 6 * 2048 * 8, 4 * 12 * 2048 * 8),
+                "permutation": (NUMBER * (2048 + 4096),) * 2,
+                "order by expert": (2 * NUMBER * 4096,) * 2,
+                "order by rank": (2 * NUMBER * 4096,) * 2,
+                "results put together": (NUMBER * (2048 + 4096),) * 2,
+            },
+        ),
+        *(
+            (  # two bytes a number are read and written forward, and twice as many backward
+                Job(V3, DGX, 8, 4096),
+                Layout(tp=8, sequence_parallel=cut),
+                {
+                    "norm of queries": (4 * tokens * 1536, 8 * tokens * 1536),
+                    "norm of keys and values": (4 * tokens * 512, 8 * tokens * 512),
+                    "keys put together": (4 * 4096 * 16 * 192, 8 * 4096 * 16 * 192),
+                },
+            )
+            for cut, tokens in ((False, 4096), (True, 512))
+        ),
+        (  # the 5,760 results of up are clamped, and the 2,880 results of down get a bias
+            GPT_OSS,
+            Layout(dp=64, ep=64),
+            {
+                "clamp": (8 * 5760 * ROWS, 15 * 5760 * ROWS),
+                "biases of experts": (12 * 2880 * ROWS, 12 * 2880 * ROWS),
+            },
+        ),
+        # Transformer Engine's op fuser puts the clamp and the bias into the kernels of the products.
+        (replace(GPT_OSS, precision="mxfp8"), Layout(dp=64, ep=64), {"clamp": (0, 0)}),
+    ],
+)
+def test_bytes_that_stream_between_the_matrices(job, layout, streamed):
+    lines = {(op.name, op.phase): op.streamed for op in layer(job, layout)}
+    for name, (forward, backward) in streamed.items():
+        assert (lines[name, "F"], lines[name, "I"]) == pytest.approx((forward, backward)), name
 
 
 def test_tensors_that_latent_attention_keeps():
@@ -277,33 +297,6 @@ def test_tensors_that_latent_attention_keeps():
     kept = {name: size / (2 * 4096) for name, size in held.items()}
     down, norm, both = ("queries, down", 7168), ("norm of queries", 1536), ("keys and values, down", 512 + 64)
     assert kept.items() >= {down, norm, both, ("queries, up", 1536), ("keys and values, up", 512)}
-
-
-@pytest.mark.parametrize("cut, tokens", [(False, 4096), (True, 512)], ids=["whole", "in parts"])
-def test_bytes_that_stream_between_the_matrices_of_latent_attention(cut, tokens):
-    """DeepSeek-V3, tp 8: two bytes a number are read and written forward, and twice as many backward."""
-    lines = layer(Job(V3, DGX, 8, 4096), Layout(tp=8, sequence_parallel=cut))
-    streamed = {(op.name, op.phase): op.streamed for op in lines}
-    for name, numbers in (
-        ("norm of queries", tokens * 1536),
-        ("norm of keys and values", tokens * 512),
-        ("keys put together", 4096 * 16 * 192),
-    ):
-        assert (streamed[name, "F"], streamed[name, "I"]) == (4 * numbers, 8 * numbers), name
-
-
-def test_gpt_oss_has_a_clamp_and_biases_of_experts():
-    """For each routed row, the 5,760 results of up are clamped (8 bytes each forward, 15 backward), and the
-    2,880 results of down get a bias (12 bytes each forward, 12 backward).
-    """
-    job = Job(MODELS["gpt-oss-120b"], CLUSTERS["dgx-b200"], 64, 4096, FRAMEWORKS["megatron-bridge"])
-    rows, at = 4096 * 4, Layout(dp=64, ep=64)
-    moved = lambda job, name: {op.phase: op.streamed for op in layer(job, at) if op.name == name}
-    assert moved(job, "clamp") == pytest.approx({"F": 8 * 5760 * rows, "I": 15 * 5760 * rows})
-    assert moved(job, "biases of experts") == pytest.approx(dict.fromkeys("FI", 12 * 2880 * rows))
-    assert not any(op.name == "clamp" for op in layer(replace(job, model=MIXTRAL), Layout(dp=8, ep=8)))
-    # Transformer Engine's op fuser puts the clamp and the bias into the kernels of the products.
-    assert not any(moved(replace(job, precision="mxfp8"), "clamp").values())
 
 
 def test_experts_in_one_kernel_stream_less_and_keep_as_much():

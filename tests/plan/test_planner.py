@@ -18,7 +18,7 @@ from three_axes.plan.cost import constants, step_terms, work
 from three_axes.plan.flags import flags
 from three_axes.plan.frameworks import TEXTBOOK, find_framework
 from three_axes.plan.layout import ORDER
-from three_axes.plan.memory import OVERHEAD, in_flight, largest_stage, stage_memory
+from three_axes.plan.memory import OVERHEAD, in_flight, stage_memory
 from three_axes.plan.operations import layer
 from three_axes.plan.possible import check
 from three_axes.plan.traffic import sent
@@ -131,17 +131,9 @@ def test_bytes_that_the_allocator_may_reserve_must_fit_too():
     assert all((row.memory - OVERHEAD) * times + OVERHEAD <= card for row in made.ranked)
     assert all(row.memory <= card < (row.memory - OVERHEAD) * times + OVERHEAD for row in made.tight)
     assert all(row.memory > card for row in made.too_large)
-    lean = replace(JOB, framework=JOB.framework.but(reserves=1.0))
-    assert not plan(lean, gpus=64).tight
-    for row in made.tight[:20]:
-        tight = estimate(JOB, row.layout)
-        assert tight.tight and not tight.fits and tight.warnings()[0].startswith("tight: ")
-    for row in made.ranked[:20]:
-        assert estimate(JOB, row.layout).fits and not estimate(JOB, row.layout).tight
-    only = plan(replace(JOB, cluster=replace(DGX, device=replace(DGX.device, memory=40e9))), gpus=64)
-    if not only.ranked and only.tight:
-        with pytest.raises(ValueError, match="is tight on 64 .*Try it"):
-            only.best
+    tight, fits = (estimate(JOB, rows[0].layout) for rows in (made.tight, made.ranked))
+    assert tight.tight and not tight.fits and tight.warnings()[0].startswith("tight: ")
+    assert fits.fits and not fits.tight
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -153,10 +145,13 @@ def test_every_cluster_has_a_plan(name):
     assert any("measure yours" in one for one in warnings) == cluster.device.assumed
 
 
-def test_short_sequences_and_large_batches_have_a_plan_too():
+def test_short_sequences_large_batches_and_a_slow_network_have_a_plan_too():
+    """A slower network and a larger batch than those of the last plan would be refused."""
     short = plan(Job(MODELS["toy"], DGX, 8, 1), gpus=4)
     assert short.ranked and all(row.axes != short.best.axes for *_, row in short.flips())
-    assert plan(Job(MODELS["llama-3-8b"], DGX, 4_194_304), gpus=64).ranked
+    made = plan(Job(MODELS["toy"], replace(DGX, inter_node_bandwidth=1e5), 10**9, 64), gpus=8, dp=8)
+    assert made.changed("speed between nodes", 0.5) is None and made.changed("global batch", 4) is None
+    assert made.changed("speed between nodes", 2) and made.flips() is not None
 
 
 def test_a_layer_is_never_faster_than_its_host():
@@ -169,14 +164,6 @@ def test_a_layer_is_never_faster_than_its_host():
     assert shown + float(terms["waiting for the host"]) == pytest.approx(8 * 16 * launches)
     at_once = replace(job, framework=TEXTBOOK.but(launch_seconds=0))
     assert step_terms(at_once, Layout())["waiting for the host"] == 0
-
-
-def test_frameworks_hide_what_they_say():
-    sizes = dict(dp=8, tp=8, zero=1)
-    seen = {name: step_terms(replace(JOB, framework=f), Layout(**sizes)) for name, f in FRAMEWORKS.items()}
-    assert seen["megatron-lm"]["tensor parallel"] < 0.8 * seen["textbook"]["tensor parallel"]
-    # ZeRO-1's gather runs after the optimizer; Megatron-LM hides it under the next forward.
-    assert seen["megatron-lm"]["data parallel"] < seen["textbook"]["data parallel"]
 
 
 def test_sequence_parallelism_sends_a_quarter_more_where_it_gathers_again():
@@ -270,18 +257,14 @@ def test_some_layers_are_computed_twice():
     assert kept(some) == pytest.approx((3 * kept(none) + kept(all_) - buffer) / 4 + buffer)
     assert estimate(job, replace(some.layout, recomputed=20)).step_seconds == all_.step_seconds
     found = next(row for row in plan(job, gpus=64).by_axes if row.axes == some.layout.axes)
-    assert found.layout == some.layout and found.memory <= 0.9 * DGX.device.memory
+    assert found.layout == some.layout and estimate(job, found.layout).fits
     assert estimate(job, found.layout).step_seconds == pytest.approx(found.seconds)
-    assert largest_stage(job, found.layout)[1] and "full recompute of 5 layers" in str(found.layout)
-    less = estimate(job, replace(found.layout, recomputed=0, recompute="none"))
-    assert less.memory_bytes > 0.9 * DGX.device.memory
-    assert "--recompute-method block" in flags("megatron", job, found.layout)
+    assert not estimate(job, replace(found.layout, recomputed=0, recompute="none")).fits
     # One layer of each of the five chunks.
-    assert "--recompute-num-layers 1" in flags("megatron", job, found.layout)
+    of_megatron = flags("megatron", job, found.layout)
+    assert "--recompute-method block" in of_megatron and "--recompute-num-layers 1" in of_megatron
     with pytest.raises(ValueError, match="recomputed 5 belongs to recompute full, not none"):
         job.check(replace(some.layout, recompute="none"))
-    alone = replace(job, framework=job.framework.but(recomputes=("full",)))  # it has only full
-    assert plan(alone, gpus=64).ranked[0].layout.recomputed
     # A framework without the switch recomputes all layers or none.
     assert not any(row.layout.recomputed for row in plan(replace(job, framework=TEXTBOOK), gpus=64).ranked)
 
@@ -334,11 +317,3 @@ def test_clusters_from_a_file(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=sentence):
             find_cluster(str(path))
-
-
-def test_the_slowest_network_and_the_largest_batch_have_a_plan():
-    """A slower network and a larger batch would be refused."""
-    slowest = replace(DGX, inter_node_bandwidth=1e5)
-    made = plan(Job(MODELS["toy"], slowest, 10**9, 64), gpus=8, dp=8)
-    assert made.changed("speed between nodes", 0.5) is None and made.changed("global batch", 4) is None
-    assert made.changed("speed between nodes", 2) and made.flips() is not None
