@@ -46,7 +46,6 @@ READ = "model.json cluster.json", "model.json --cluster=cluster.json"  # files, 
 COMMANDS = {
     "plan": (READ[0], f"{READ[1]} --gpus=4 --batch=8", f"--gpus=4 {PLAN} {JOB} --measured=9s"),
     "estimate": (*READ, f"{LAYOUT} {JOB} --measured=9s"),
-    "estimate ": ("", "--microbatches=4 --pp=2", "--pp=4 --microbatches=8 --schedule=ZB-H1"),
     "explain": ("trace.json", "trace.json", ""),
     "class": ("class/a.json class/b.json", "collect class --csv=class.csv", ""),
 }

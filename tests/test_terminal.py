@@ -34,7 +34,6 @@ class Screen(io.StringIO):
         "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --framework megatron-lm".split(),
         "estimate llama-3-70b --tp 8 --pp 2 --dp 4 --batch 128 --explain".split(),
         "estimate llama-3-70b --tp 8 --pp 4 --dp 2 --batch 128".split(),
-        "estimate --pp 16 --microbatches 64".split(),
     ],
     ids=lambda command: " ".join(command[:1] + command[-1:]),
 )

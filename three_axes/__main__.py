@@ -2,7 +2,6 @@
 
     three-axes plan llama-3-70b --gpus 64 --batch 128 --seq 8192
     three-axes estimate llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1
-    three-axes estimate --pp 4 --microbatches 8 --schedule 1F1B
     three-axes estimate llama-3-8b --gpus 64 --zero 3 --measured 0.9s
     three-axes lab
     torchrun --nproc-per-node 4 -m three_axes count train.py --its-arguments

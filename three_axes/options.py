@@ -73,18 +73,18 @@ def add_command(commands, name: str) -> None:
     """Add the parser of one of these commands."""
     run, help = PLANNING[name]
     sub = commands.add_parser(name, help=help)
-    _job(sub, "?" if name == "estimate" else None)
+    _job(sub)
     if name == "plan":
         _plan(sub)
     else:
         _layout(sub)
-    sub.set_defaults(run=run, usual={action.dest: action.default for action in sub._actions})
+    sub.set_defaults(run=run)
 
 
-def _job(sub: argparse.ArgumentParser, many: str | None) -> None:
-    """Add the arguments of a job: model, cluster, batch and so on. many: argparse's nargs of the model."""
+def _job(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of a job: model, cluster, batch and so on."""
     sub.add_argument("--json", action="store_true", help="print JSON")
-    _names(sub.add_argument("model", nargs=many, help=f"{', '.join(MODELS)}, or a JSON file"), MODELS)
+    _names(sub.add_argument("model", help=f"{', '.join(MODELS)}, or a JSON file"), MODELS)
     where = f"{', '.join(CLUSTERS)}, or a JSON file"
     _names(sub.add_argument("--cluster", default="dgx-h100", help=where), CLUSTERS)
     help = "in a step, over all GPUs: sequences, or tokens with a letter, 4M (%(default)s)"
@@ -124,7 +124,6 @@ def _plan(sub: argparse.ArgumentParser) -> None:
 
 def _layout(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--gpus", type=int, help="number of GPUs; --dp follows from it if --dp is not given")
-    sub.add_argument("--microbatches", type=int, help="microbatches of a step, if no model is given")
     sub.add_argument("--explain", action="store_true", help="print formulas, and the numbers in them")
     for axis in AXES:
         usual = None if axis.name == "dp" else 1

@@ -13,7 +13,6 @@ from .checks import whole
 from .foreign import plain
 from .paper.axes import ALWAYS, NAMED
 from .paper.hardware import find_cluster
-from .paper.pipelines import SCHEDULES
 from .plan.frameworks import find_framework
 from .plan.job import Job, Lora
 from .plan.layout import Axes, Layout
@@ -24,7 +23,6 @@ from .table import Table, human
 
 # Fields of a layout, besides its axes, that have the value of an option of `estimate`.
 CHOSEN = ("microbatch", "interleave", "schedule", "zero", "shard")
-MOST = 2_000_000  # operations; `estimate` without a model refuses a larger schedule: it takes too long
 # Switch -> the fields of the framework that it changes: see `Framework.but`.
 SWITCHES: dict[str, dict[str, Any]] = {
     "compiled": {"compiled": True, "fused": True, "norm_bytes": 2},
@@ -256,11 +254,7 @@ def layout_of(args, job: Job) -> Layout:
 
 
 def run_estimate(args) -> tuple[str, dict]:
-    """Seconds, memory and bytes of one layout; without a model, the bubble of a schedule."""
-    if args.model is None:
-        return _bubble(args)
-    if args.microbatches is not None:
-        raise ValueError("microbatches follow from --batch, --dp and --microbatch where there is a model")
+    """Seconds, memory and bytes of one layout."""
     job = job_of(args)
     layout = layout_of(args, job)
     job.check(layout, args.gpus)
@@ -290,37 +284,3 @@ def _sent(e: Estimate) -> tuple[Table, dict]:
     ]
     total = ["total", *(human(sum(stage.values())) for stage in by_stage.values())]
     return Table(["sent by each GPU", *columns], rows, total), by_stage
-
-
-def _bubble(args) -> tuple[str, dict]:
-    """The bubble of a schedule in which a forward takes 1 unit of time and a whole backward 2."""
-    from .paper.simulation import paper
-
-    takes = ("pp", "microbatches", "schedule", "interleave", "json")
-    given = {name: getattr(args, name, usual) for name, usual in args.usual.items() if name not in takes}
-    if more := [name for name, value in given.items() if value != args.usual[name]]:
-        raise ValueError(f"without a model there is nothing for --{more[0].replace('_', '-')}; give a model")
-    if args.microbatches is None:
-        raise ValueError("give a model, or --pp and --microbatches for a schedule's bubble")
-    interleaved = args.schedule == "interleaved"
-    if not interleaved and args.interleave != 1:
-        raise ValueError(f"--interleave belongs to the schedule interleaved, not to {args.schedule}")
-    whole("--interleave", args.interleave)
-    chunks = 2 if interleaved and args.interleave == 1 else args.interleave
-    if interleaved and args.pp < 2:
-        raise ValueError(f"interleaving needs --pp of at least 2, not {args.pp}")
-    if args.pp * args.microbatches * chunks > MOST:
-        raise ValueError(
-            f"{args.pp} stages and {args.microbatches:,} microbatches are more than {MOST:,} operations to"
-            " draw up; take fewer microbatches"
-        )
-    schedule = SCHEDULES[args.schedule].make(args.pp, args.microbatches, chunks)
-    share = schedule.v  # a chunk is 1/v of a rank's layers
-    timeline = paper(schedule)
-    held = [timeline.in_flight(r) for r in range(args.pp)]
-    text = (
-        f"{schedule.name}, p = {args.pp}, m = {args.microbatches}: {timeline.makespan:g} units (forward 1,"
-        f" backward 2), {timeline.bubble:.2%} of wall time idle\nheld at once, by rank: {held}"
-        + (f", each 1/{share} of a rank's layers" if share > 1 else "")
-    )
-    return text, {"makespan": timeline.makespan, "bubble": timeline.bubble, "in_flight": held}

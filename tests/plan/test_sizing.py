@@ -49,14 +49,6 @@ def test_an_estimate_has_seconds_memory_bytes_and_the_bubble(output_of):
     assert stages["middle"]["pp"] == 2 * stages["first"]["pp"] == 2 * stages["last"]["pp"]
 
 
-def test_without_a_model_an_estimate_is_of_a_schedule(output_of):
-    bubble = output_of("estimate --pp 4 --microbatches 8")
-    assert "27.27% of wall time idle\nheld at once, by rank: [4, 3, 2, 1]" in bubble
-    asked = "estimate --pp 4 --microbatches 8 --schedule interleaved --json"
-    two, three = (json.loads(output_of(asked + more)) for more in ("", " --interleave 3"))
-    assert three["bubble"] < two["bubble"] == pytest.approx(3 / 2 / (8 + 3 / 2))
-
-
 def test_every_axis_is_explained():
     glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     for axis in AXES:
@@ -141,10 +133,6 @@ def test_tokens_in_place_of_sequences(output_of, given, batch):
             "is a switch of transformers, and --framework is torchtitan",
         ),
         ("estimate llama-3-8b --shard -2", "shard must be a whole number"),
-        ("estimate --pp 4", "give a model, or --pp and --microbatches"),
-        ("estimate --pp 4 --microbatches 8 --tp 2", "without a model there is nothing for --tp"),
-        ("estimate llama-3-8b --microbatches 8", "microbatches follow from --batch"),
-        ("estimate --pp 4 --microbatches 8 --interleave 2", "belongs to the schedule interleaved"),
         (f"{PLAN} --report /nowhere/at/all.html", "cannot write /nowhere/at/all.html: No such file"),
         (f"{PLAN} --lora 16 --flags megatron", "no flag for LoRA"),
         ("estimate llama-3-8b --dp 8 --zero 3 --shard 3 --batch 8", "shard 3 does not divide the 8 replicas"),
@@ -173,22 +161,6 @@ def test_sizes_after_why_are_at_least_1(capsys):
     with pytest.raises(SystemExit):
         main(f"{PLAN} --why 0,1,1".split())
     assert "'0,1,1' is not DP,TP,PP, each at least 1" in capsys.readouterr().err
-
-
-def test_names_from_files_control_neither_terminal_nor_page(output_of, tmp_path):
-    name, model, cluster = "<b>\x1b[2J", tmp_path / "model.json", tmp_path / "cluster.json"
-    model.write_text(json.dumps(dict(name=name, layers=4, hidden=256, heads=4, vocab=256)))
-    device = dict(name=name, flops=1e14, achievable=1e14, bandwidth=1e12, memory=1e11)
-    cluster.write_text(json.dumps(dict(name=name, device=device, all_to_all=[3e11, 4e10])))
-    here = shlex.quote(str(tmp_path))
-    out = output_of(
-        f"plan {here}/model.json --cluster {here}/cluster.json --gpus 8 --report {here}/page.html"
-    )
-    assert out.count("<b>�[2J") >= 3 and "\x1b" not in out
-    page = (tmp_path / "page.html").read_text(encoding="utf-8").split("<h2>Recommendation")[0]
-    assert page.count("&lt;b&gt;�[2J") == 3 and "<b>" not in page
-    err = output_of(f"plan {here}/model.json --gpus 8 --cluster {here}/'\x1b[2J.json'", rc=2)
-    assert "�[2J.json: No such file" in err and "\x1b" not in err
 
 
 def test_parameters_are_printed_and_with_experts_those_that_a_token_uses(output_of):
