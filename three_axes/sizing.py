@@ -169,16 +169,12 @@ def run_plan(args) -> tuple[str, dict]:
     out += [f"layouts less than {result.sure.apart:.0%} apart are a tie", *best.warnings()]
     if tokens:
         from .plan.interruptions import interruptions, what_it_stops
-        from .plan.meeting import Proposal, cheapest
+        from .plan.meeting import Proposal
 
         stopped = interruptions(best)
         derived = {"every": stopped.every, "goodput": stopped.goodput}
         of_training = {"gpu_hours": best.gpu_hours(tokens), "interruptions": asdict(stopped) | derived}
-        out += [
-            Proposal(best, result).cost(tokens),
-            cheapest(result, tokens),
-            f"what a lost GPU stops: {what_it_stops(best)}",
-        ]
+        out += [Proposal(best, result).cost(tokens), f"what a lost GPU stops: {what_it_stops(best)}"]
     if args.why:
         out += ["", f"{args.why}: {result.why(**args.why._asdict())}"]
     if flips:

@@ -4,14 +4,13 @@ the alternatives, and what would change the choice.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 
 from ..table import Table, human
 from .interruptions import RESTART, in_words, interruptions
 from .job import CHANGES
 from .layout import Layout
-from .planner import Plan, plan
+from .planner import Plan
 from .step import Estimate, estimate
 
 TOKENS_PER_PARAMETER = 20  # to train on, if no number is given: Hoffmann et al. 2022, Table 3
@@ -41,23 +40,6 @@ def close_calls(of: Plan) -> str:
         return ""
     named = "; ".join(f"{row.layout}, {row.seconds / best.seconds - 1:.1%} behind" for row in near[:3])
     return f"Less than {of.sure.apart:.0%} behind, which is a tie, so measure them too: {named}."
-
-
-def cheapest(of: Plan, tokens: float) -> str:
-    """A sentence with the fewest GPUs that fit (all, half, a quarter and so on), and the cheapest number."""
-    hours, gpus = {of.gpus: of.estimate().gpu_hours(tokens)}, of.gpus // 2
-    with suppress(ValueError):  # fixed sizes may need more GPUs
-        while gpus and (fewer := plan(of.job, gpus=gpus, **of.options)).ranked:
-            hours[gpus] = fewer.estimate().gpu_hours(tokens)
-            gpus //= 2
-    fewest, least = min(hours), min(hours, key=lambda n: hours[n])
-    if len(hours) == 1:
-        return f"With half of the {of.gpus:,} GPUs it does not fit."
-    days = f"{hours[least] / least / 24:,.0f} days"
-    return (
-        f"The fewest that fit, by halves, are {fewest:,} GPUs. Cheapest are {least:,}: {hours[least]:,.0f}"
-        f" GPU-hours, in {days}."
-    )
 
 
 @dataclass(frozen=True)
