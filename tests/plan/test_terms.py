@@ -1,11 +1,10 @@
 """Each term of the planner's seconds and bytes equals a number computed by hand."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from three_axes.paper import Network
 from three_axes.paper.collectives import algorithmic_bytes, gloo, seconds
@@ -19,7 +18,7 @@ from three_axes.plan.job import Lora
 from three_axes.plan.layout import ORDER
 from three_axes.plan.memory import largest_stage, peak_memory, stage_memory, stage_params
 from three_axes.plan.operations import embedding, head, layer
-from three_axes.plan.traffic import calls, sent
+from three_axes.plan.traffic import sent
 
 LLAMA, DGX = MODELS["llama-3-8b"], CLUSTERS["dgx-h100"]
 N, LAYERS = LLAMA.params, LLAMA.layers * LLAMA.layer_params
@@ -257,28 +256,16 @@ def test_full_recompute_computes_a_third_more():
     assert again.time["attention"] == pytest.approx(4.5 / 3.5 * plain.time["attention"])
 
 
-@given(
-    st.sampled_from(list(FRAMEWORKS)),
-    st.permutations(["pp", "dp", "tp"]),
-    *(st.sampled_from([1, 2, 4, 8]) for _ in range(3)),
-    st.booleans(),
-)
-def test_every_framework_and_order_is_positive_and_monotone(name, order, d, t, p, sp):
-    framework = FRAMEWORKS[name]
-    zero = (framework.offers.zeros if p == 1 else framework.offers.zeros_in_pipeline)[-1]
-    sizes = dict(tp=t, pp=p, zero=zero, sequence_parallel=sp, order=tuple(order))
-    job = Job(LLAMA, DGX, 8 * d, 4096, framework)
-    layout = Layout(**sizes, dp=d)
-    at = lambda job=job, layout=layout: sum(map(float, step_terms(job, layout).values()))
-    here = at()
-    assert 0 < here < float("inf")
+@pytest.mark.parametrize("order", list(itertools.permutations(ORDER)))
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_every_framework_and_order_is_slower_with_recompute_and_with_a_slow_network(name, order):
+    job = Job(LLAMA, DGX, 64, 4096, FRAMEWORKS[name])
+    at = lambda job, **k: estimate(job, Layout(**sizes, order=order, **k)).step_seconds
+    axes = job.framework.offers.axes
+    sizes = dict(dp=8, tp=4, pp=2) if "tp" in axes else dict(dp=16)
+    sizes |= dict(zero=(job.framework.offers.zeros_in_pipeline if "tp" in axes else (3,))[-1])
     slower = replace(DGX, inter_node_bandwidth=25e9, inter_node_latency=30e-6)
-    assert at(replace(job, cluster=slower)) >= here * (1 - 1e-9)
-    twice = replace(DGX.device, flops=2 * DGX.device.flops, achievable=2 * DGX.device.achievable)
-    assert at(replace(job, cluster=replace(DGX, device=twice))) <= here * (1 + 1e-9)
-    assert at(layout=replace(layout, recompute="full")) >= here * (1 - 1e-9)
-    for call in calls(job, layout, 0):
-        assert call.calls > 0 and call.payload > 0
+    assert 0 < at(job) < at(job, recompute="full") and at(job) <= at(replace(job, cluster=slower))
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B", "ZB-H1", "ZB-H2", "ZB-V"])
