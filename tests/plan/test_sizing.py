@@ -134,7 +134,7 @@ def test_tokens_in_place_of_sequences(output_of, given, batch):
         ),
         ("estimate llama-3-8b --shard -2", "shard must be a whole number"),
         (f"{PLAN} --report /nowhere/at/all.html", "cannot write /nowhere/at/all.html: No such file"),
-        (f"{PLAN} --lora 16 --flags megatron", "no flag for LoRA"),
+        (f"{PLAN} --lora 16 --flags megatron-lm", "no flag for LoRA"),
         ("estimate llama-3-8b --dp 8 --zero 3 --shard 3 --batch 8", "shard 3 does not divide the 8 replicas"),
         ("plan llama-3-70b --gpus 8", "it fits with LoRA (--lora 16)"),
         ("plan llama-3-70b --gpus 8 --cluster dgx-h1000", "the nearest is 'dgx-h100'"),
@@ -147,7 +147,9 @@ def test_a_wrong_command_is_refused_in_one_sentence(output_of, command, sentence
 
 def test_hours_flags_and_a_page(output_of, tmp_path):
     path = tmp_path / "page.html"
-    out = output_of(f"{PLAN} --seq 4096 --train-tokens 1T --flags megatron --report {shlex.quote(str(path))}")
+    out = output_of(
+        f"{PLAN} --seq 4096 --train-tokens 1T --flags megatron-lm --report {shlex.quote(str(path))}"
+    )
     speed = float(re.search(r"step, ([\d,]+) tokens/s/GPU", out)[1].replace(",", ""))
     hours = float(re.search(r"take ([\d,]+) GPU-hours", out)[1].replace(",", ""))
     assert hours == pytest.approx(1e12 / speed / 3600, rel=1e-3)

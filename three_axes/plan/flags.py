@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .frameworks import ALIASES
 from .job import Job
 from .layout import ORDER, Layout
 
@@ -30,7 +29,6 @@ def flags(framework: str, job: Job, layout: Layout) -> str:
     """The layout as a framework's flags. Raises ValueError for a framework that is not in `SOURCES`, and for
     what the framework cannot do.
     """
-    framework = ALIASES.get(framework, framework)
     if framework not in SOURCES:
         raise ValueError(f"flags are known of {', '.join(SOURCES)}, not of {framework!r}")
     job.check(layout)

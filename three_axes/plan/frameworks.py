@@ -343,12 +343,10 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
     )
 }
-ALIASES = {"megatron": "megatron-lm"}  # another spelling -> ours
 
 
 def find_framework(name: str) -> Framework:
     """A framework by name. Raises ValueError with the nearest name."""
-    name = ALIASES.get(name.lower(), name.lower())
-    if name not in FRAMEWORKS:
+    if name.lower() not in FRAMEWORKS:
         raise ValueError(f"unknown framework {unknown(name, FRAMEWORKS)}")
-    return FRAMEWORKS[name]
+    return FRAMEWORKS[name.lower()]
