@@ -13,7 +13,7 @@ from .plan.frameworks import FRAMEWORKS
 from .plan.job import PRECISIONS
 from .plan.layout import RECOMPUTE, Axes
 from .plan.models import MODELS
-from .sizing import SWITCHES, run_estimate, run_plan, sequence
+from .sizing import SWITCHES, run_estimate, run_plan
 
 
 def _schedule(name: str) -> str:
@@ -24,14 +24,6 @@ def _schedule(name: str) -> str:
 def _names(option: argparse.Action, names: Iterable[str]) -> None:
     """Give an option names for the shell's completion; other words, such as a file, remain allowed."""
     setattr(option, "completer", lambda **_: list(names))
-
-
-def _sequence(text: str) -> int:
-    """The tokens of a sequence. Raises ArgumentTypeError if the text says none."""
-    try:
-        return sequence(text)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from None
 
 
 def _recompute(text: str) -> str:
@@ -89,8 +81,8 @@ def _job(sub: argparse.ArgumentParser) -> None:
     _names(sub.add_argument("--cluster", default="dgx-h100", help=where), CLUSTERS)
     help = "in a step, over all GPUs: sequences, or tokens with a letter, 4M (%(default)s)"
     sub.add_argument("--batch", default="128", metavar="128", help=help)
-    help = "tokens in a sequence, or 8K (%(default)s)"
-    sub.add_argument("--seq", type=_sequence, default=4096, metavar="4096", help=help)
+    help = "tokens in a sequence (%(default)s)"
+    sub.add_argument("--seq", type=int, default=4096, metavar="4096", help=help)
     what = f"{', '.join(FRAMEWORKS)}: what it holds, sends, hides"
     _names(sub.add_argument("--framework", default="textbook", help=what), FRAMEWORKS)
     help = "of matrix products (%(default)s)"

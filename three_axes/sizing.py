@@ -77,17 +77,6 @@ def _batch(args) -> int:
     )
 
 
-def sequence(text: str) -> int:
-    """Tokens of a sequence: '8192', or '8K' in powers of 1024. Raises ValueError for another text."""
-    try:
-        return int(text)
-    except ValueError:
-        tokens = _number(text, 1024)
-    if tokens % 1:
-        raise ValueError(f"{plain(text)!r} is no whole number of tokens")
-    return int(tokens)
-
-
 def _number(text: str, thousand: int = 1000) -> float:
     """'4M' -> 4e6. Raises ValueError for a text that is no such number."""
     powers = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4}

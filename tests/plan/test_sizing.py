@@ -109,7 +109,6 @@ def test_a_terminal_without_bars_or_with_a_closed_pipe():
         ("--batch 4m --seq 4000", 1000),
         ("--batch 256k --seq 4096", 64),
         ("--batch 64", 64),
-        ("--batch 4M --seq 8K", 512),
         ("", 128),
     ],
 )

@@ -18,7 +18,6 @@ SOURCES = {
     " distributed/activation_checkpoint.py",
     "accelerate": "huggingface/accelerate at 16cb6eb (24 July 2026), config_args.py, parallelism_config.py",
 }
-COVERED = ("dp", "tp", "pp", "cp", "ep", "etp")  # axes for which the functions below have a flag or a refusal
 # Our name -> Megatron-LM's --fp8-recipe, its --cp-comm-type, and PyTorch's name of a schedule.
 FP8 = {"fp8": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise", "mxfp8": "mxfp8"}
 CONTEXT = {"ring": "p2p", "gather": "allgather", "heads": "a2a"}
@@ -32,8 +31,6 @@ def flags(framework: str, job: Job, layout: Layout) -> str:
     if framework not in SOURCES:
         raise ValueError(f"flags are known of {', '.join(SOURCES)}, not of {framework!r}")
     job.check(layout)
-    sizes = layout.axes._asdict().items()
-    _refuse(framework, {f"{axis} {size}": size > 1 for axis, size in sizes if axis not in COVERED})
     only_megatron = {
         f"recompute of {layout.recomputed} layers": layout.recomputed,
         "recompute of modules": layout.recompute == "modules",
