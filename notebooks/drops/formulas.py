@@ -113,9 +113,9 @@ def _seconds(x: float) -> str:
     "with matrices and attention it is",
     shown=_seconds,
     mistakes={
-        "forward alone": (
-            lambda N, L, h, s, T, C: 2 * N * T / C + 2 * L * T * s * h / (0.8 * C),
-            "Backward takes twice as many operations as forward: 2 and 4 a parameter and token.",
+        "attention not halved": (
+            lambda N, L, h, s, T, C: 6 * N * T / C + 12 * L * T * s * h / (0.8 * C),
+            "A token looks back alone: half of 12·s·h is left.",
         ),
         "attention as fast as a product": (
             lambda N, L, h, s, T, C: 6 * N * T / C + 6 * L * T * s * h / C,

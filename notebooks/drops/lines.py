@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 import signal
 import sys
@@ -26,13 +27,14 @@ from three_axes.table import Table
 
 from .formulas import FORMULAS, Formula
 
-FILE, OLD = "cost_model.py", "cost_model_before.py"
-HEAD = '''"""Your cost model, a line a drop.
+FILE = "cost_model.py"
+FIRST = "from drops.lines import *  # the course's, in place of lines that are not here"
+HEAD = f'''"""Your cost model, a line a drop.
 
 Change what you like: the course takes each line from here while it is right.
 """
 
-from drops.lines import *  # the course's, in place of lines that are not here
+{FIRST}
 '''
 # Names of the course that a kept function may use, besides Python's own.
 __all__ = ["Cost"]
@@ -94,6 +96,7 @@ class Line:
     def check(self, attempt: Callable) -> Answer:
         """Judge a reader's function. A right one is kept, and used from then on."""
         answer = self.exercise.check(attempt)
+        _not_yet[self.name] = answer.kind not in ("right", "not started")
         if answer.kind == "right" and attempt is not self.ours:
             answer.text += f" {keep(attempt, self.name, f'Drop {self.formula.drop}. {self.formula.what}')}"
         return answer
@@ -112,6 +115,11 @@ class Line:
             for name in used
             if name in mine.broken
         ]
+        whose += [
+            f"by the course's {name}: yours is not right yet"
+            for name in used
+            if _not_yet.get(name) and name not in (*mine.right, *mine.broken)
+        ]
         if yours := [name for name in used if name in mine.right]:
             whose.insert(0, f"by your {', '.join(yours)}{mine.where}")
         if whose:
@@ -122,15 +130,20 @@ class Line:
         """'' if a function is right in all cases, else a sentence on the first case in which it is off by
         more than a tenth, or on the case in which it is off most.
         """
+        return self._figures(attempt)[0]
+
+    def _figures(self, attempt: Callable) -> tuple[str, list[tuple]]:
+        """(a sentence as `wrong` has it, the arguments of the cases with another figure)."""
         off: list[tuple[float, str]] = []
+        cases: list[tuple] = []
         for i, (where, given) in enumerate(self.formula.cases.items()):
             with _ours_alone():
                 try:
                     if (value := attempt(*given)) is None:
-                        return f"{where}: yours returns None. Is its `return` missing?"
+                        return f"{where}: yours returns None. Is its `return` missing?", []
                     mine = number(value)
                 except Exception as e:  # whatever the reader's line raises
-                    return f"{where}: yours ends with {type(e).__name__}: {e}."
+                    return f"{where}: yours ends with {type(e).__name__}: {e}.", []
             truth = self.ours(*given)
             if abs(mine - truth) > 1e-6 * max(abs(truth), 1e-12):
                 said, true = self.formula.shown(mine), self.formula.shown(truth)
@@ -138,23 +151,40 @@ class Line:
                     said, true = f"{mine:.6g}", f"{truth:.6g}"
                 elif mine and not re.search("[1-9]", said):  # gigabytes, for instance
                     said = f"{mine:.6g}"
-                sentence = f"{where}: yours says {said}, {'right is' if i else self.formula.found} {true}."
-                off.append((abs(mine / truth - 1) if truth else 1.0, sentence))
+                found = "right is" if i else self.formula.found
+                off.append(
+                    (abs(mine / truth - 1) if truth else 1.0, f"{where}: yours says {said}, {found} {true}.")
+                )
+                cases.append(given)
         if not off:
-            return ""
-        return next((sentence for share, sentence in off if share > 0.1), max(off)[1])
+            return "", []
+        return next((sentence for share, sentence in off if share > 0.1), max(off)[1]), cases
 
     def _judge(self, attempt: Callable) -> Answer:
         if isinstance(attempt, Line):
             return wrong("the course's own line", f"Write `{self.name}` yourself, in this cell.")
         if getattr(attempt, "__name__", "") != self.name:
             return wrong("another name", f"Write it as a function: `def {self.name}{self._signature}:`.")
-        if not (text := self.wrong(attempt)):
+        text, off = self._figures(attempt)
+        if not text:
             return right("Right.")
+        if not off:
+            return wrong("no figure", text)
         for name, (other, why) in self.formula.mistakes.items():
-            if all(_alike(attempt, other, given) for given in self.formula.cases.values()):
+            if self._is(other, attempt, off):
                 return wrong(name, f"{text} {why}")
         return wrong("another figure", text)
+
+    def _is(self, mistake: Callable, attempt: Callable, off: list[tuple]) -> bool:
+        """Whether an attempt has a mistake's figures, in all cases but perhaps one, which is off by a second
+        mistake. off: the cases in which the attempt is wrong.
+        """
+        cases = list(self.formula.cases.values())
+        unlike = [given for given in cases if not _alike(attempt, mistake, given)]
+        tell = [given for given in cases if not _alike(self.ours, mistake, given)]
+        if not all(given in off for given in unlike):
+            return False
+        return not unlike or len(unlike) == 1 and sum(given not in unlike for given in tell) > 1
 
 
 def _alike(mine: Callable, other: Callable, given: tuple) -> bool:
@@ -167,6 +197,7 @@ def _alike(mine: Callable, other: Callable, given: tuple) -> bool:
 
 
 _judging = False
+_not_yet: dict[str, bool] = {}  # name -> whether the last attempt in this kernel was wrong
 
 
 @contextmanager
@@ -278,13 +309,17 @@ def keep(function: Callable, name: str, comment: str) -> str:
         functions = {one.__name__: textwrap.dedent(inspect.getsource(one)) for one in _called(function)}
     except (OSError, TypeError):
         return "Its source cannot be read, so it is not kept."
-    path, before, sentence = beside(FILE), _in_kernel[0] or HEAD, ""
+    path, source, sentence = beside(FILE), _in_kernel[0] or HEAD, ""
     if path is not None:
-        before, sentence = _before(path)
-    source = before
+        try:
+            source, sentence = _before(path)
+        except SyntaxError as e:
+            return (
+                f"{path.name} has an error in line {e.lineno}, so this is not kept. Mend it, and check again."
+            )
     for line in _imports(_called(function)):
         if line not in source.splitlines():
-            source = f"{source.rstrip()}\n{line}\n"
+            source = source.replace(FIRST, f"{FIRST}\n{line}", 1)
     for one, text in functions.items():
         note = f"# {comment}\n" if one == name else ""
         source = f"{_without(source, one).rstrip()}\n\n\n{note}{text.strip()}\n"
@@ -313,7 +348,12 @@ def _imports(functions: list[Callable]) -> list[str]:
             value = one.__globals__[name]
             if inspect.ismodule(value):
                 lines.append(f"import {value.__name__}" + f" as {name}" * (name != value.__name__))
-            elif inspect.isclass(value) and value.__module__ not in ("__main__", one.__module__, "builtins"):
+            elif inspect.isclass(value) and value.__module__ not in (
+                "__main__",
+                one.__module__,
+                "builtins",
+                __name__,
+            ):
                 as_name = f" as {name}" * (name != value.__name__)
                 lines.append(f"from {value.__module__} import {value.__name__}{as_name}")
     return lines
@@ -327,18 +367,20 @@ def _to_copy() -> str:
 
 
 def _before(path: Path) -> tuple[str, str]:
-    """(the text of the reader's file, a sentence if another file was in its place and is renamed)."""
+    """(the text of the reader's file, a sentence if another file was in its place and is renamed).
+
+    Raises SyntaxError if the reader's file cannot be read by Python: it is left as it is.
+    """
     if not path.is_file():
         return HEAD, ""
     source = path.read_text(encoding="utf-8", errors="replace")
-    try:
+    if "from drops.lines import" in source:
         ast.parse(source)
-        if "from drops.lines import" in source:
-            return source, ""
-    except SyntaxError:
-        pass
-    path.rename(path.with_name(OLD))
-    return HEAD, f" ({path.name} was another file, or did not run: it is now {OLD}.)"
+        return source, ""
+    free = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(1))
+    other = next(name for name in free if not name.exists())
+    path.rename(other)
+    return HEAD, f" ({path.name} was another file: it is now {other.name}.)"
 
 
 def _without(source: str, name: str) -> str:

@@ -35,10 +35,10 @@ ATTEMPTS = {
     "compute": {
         "(6 * N * T + 7.5 * L * T * s * h) / C": "",
         "6 * T / C * (N + L * s * h / 0.8)": "",
-        "2 * N * T / C + 2 * L * T * s * h / (0.8 * C)": "forward alone",
+        "2 * N * T / C + 2 * L * T * s * h / (0.8 * C)": "another figure",
         "6 * T * (N + L * s * h) / C": "attention as fast as a product",
         "6 * N * T / C": "another figure",
-        "6 * N * T / C + 12 * L * T * s * h / (0.8 * C)": "another figure",
+        "6 * N * T / C + 12 * L * T * s * h / (0.8 * C)": "attention not halved",
         "6 * N * T / C + 6 * L * T * s * h * 0.8 / C": "another figure",
         "6 * N * T / C + 6 * L * s * h / (0.8 * C)": "another figure",
     },
@@ -66,6 +66,7 @@ ATTEMPTS = {
         "1 - m * v / (m * v + p - 1)": "",
         "(p - 1) / v / (m + (p - 1) / v)": "",
         "(p - 1) / (m * v)": "idle over busy time",
+        "(p - 1) / m": "idle over busy time",
         "(p - 1) / (m + p - 1)": "v is left out",
         "p / (m * v + p)": "another figure",
         "(p - 1) / (m * v + p)": "another figure",
@@ -90,7 +91,7 @@ ATTEMPTS = {
             "ZeRO-2 divides the optimizer alone"
         ),
         "n * (w + g + o)": "another figure",
-        "n * (w + g + o) / d": "another figure",
+        "n * (w + g + o) / d": "all divided by d",
         "n * (w + g + o) / d / 1e9": "another figure",
         "n * [w + g + o, w + g + o / d, w / d + g + o / d, (w + g + o) / d][zero]": "another figure",
         "n * [16, 4 + 12 / d, 2 + 14 / d, 16 / d][zero]": "another figure",
@@ -240,14 +241,37 @@ def test_a_line_is_kept_with_the_imports_that_it_uses(beside_progress):
     )
     assert "It is kept" in LINES["all_reduce"].check(made).text
     assert LINES["all_reduce"].whose is not LINES["all_reduce"].ours
+    kept = (beside_progress / "cost_model.py").read_text()
+    assert kept.index("import numpy as np") < kept.index("def all_reduce")
+
+
+def test_a_table_below_a_wrong_line_says_that_it_is_the_courses(beside_progress):
+    line, table = LINES["all_reduce"], lambda: LINES["all_reduce"].below(Table(["a"], [["1"]])).note
+    assert not table()
+    line.check(written(beside_progress, "all_reduce", "return 2 * S"))
+    assert table() == "predicted: by the course's all_reduce: yours is not right yet"
+    line.check(written(beside_progress, "all_reduce", "return 2 * S - 2 * S / d"))
+    assert table() == "predicted: by your all_reduce in cost_model.py"
 
 
 def test_another_file_of_this_name_is_renamed_in_a_sentence(beside_progress):
     file = beside_progress / "cost_model.py"
     file.write_text("from drops.d13 import Cost, Cut, Given\n\n\ndef cost(job, cut):\n    return Cost()\n")
     made = written(beside_progress, "all_reduce", "return 2 * S - 2 * S / d")
-    assert "it is now cost_model_before.py" in LINES["all_reduce"].check(made).text
-    assert "def cost" in (beside_progress / "cost_model_before.py").read_text()
+    for number in (1, 2):
+        assert f"it is now cost_model_{number}.py" in LINES["all_reduce"].check(made).text
+        assert "def cost" in (beside_progress / f"cost_model_{number}.py").read_text()
+        file.write_text("def cost(job, cut):\n    return 1\n")
+
+
+def test_a_file_with_an_error_is_left_as_it_is(beside_progress):
+    file, line = beside_progress / "cost_model.py", LINES["all_reduce"]
+    made = written(beside_progress, "all_reduce", "return 2 * S - 2 * S / d")
+    line.check(made)
+    file.write_text(broken := file.read_text() + "\ndef cost(job, cut:\n")
+    told = line.check(made).text
+    assert f"has an error in line {len(broken.splitlines())}, so this is not kept" in told
+    assert file.read_text() == broken and [*beside_progress.glob("cost_model*")] == [file]
 
 
 def test_where_no_progress_is_kept_a_line_lives_as_long_as_the_kernel(tmp_path):
