@@ -165,3 +165,13 @@ JOBS = [
 def test_the_first_row_of_your_job_ties_with_the_planners_best(job):
     behind = re.search(r"your first row there: ([+-][\d.]+)%", repr(d14.your_job(d13.cost, *job)))
     assert float(behind[1]) <= 10
+
+
+def test_your_job_leaves_out_what_the_planner_refuses_and_says_where_launching_decides():
+    odd = repr(d14.your_job(d13.cost, "llama-3.2-3b", "dgx-h100", 12, 96, 4096))
+    assert " · 3 · " not in odd  # TP 3 divides the heads, and not the 8 of K and V
+    assert "126 GB, too much" in repr(d14.your_job(d13.cost, "qwen3-0.6b", "dgx-h100", 8, 128, 32768))
+    assert "is launching kernels" in repr(d14.your_job(d13.cost, "gpt2-xl", "dgx-h100", 8, 64, 1024))
+    with pytest.raises(ValueError, match="no layout of 12 GPUs divides 32 layers, 32 heads and 64 sequences"):
+        d14.your_job(d13.cost, "llama-3-8b", "dgx-h100", 12, 64, 8192)
+    assert "48 GPUs, not 64" in repr(d14.table(d13.cost, d13.Cut(3, 8, 2)))

@@ -81,8 +81,10 @@ def table(cost: Callable, mine: d13.Cut) -> Table:
     costs = {cut: cost(JOB, cut) for cut in dict.fromkeys([mine, *CUTS])}
     rows = []
     for cut, c in sorted(costs.items(), key=lambda row: (row[1].memory > CARD, row[1].seconds)):
-        free = (CARD - c.memory) / 1e9
+        free, ranks = (CARD - c.memory) / 1e9, cut.d * cut.t * cut.p
         fits = "does not fit" if free < 0 else f"tight, {free:.1f} GB free" if c.memory > ROOM else "fits"
+        fits = fits if _whole(JOB, cut) else f"{cut.d * cut.b} does not divide {JOB.batch} sequences"
+        fits = fits if ranks == GPUS else f"{ranks} GPUs, not {GPUS}"
         rows.append([shown(cut), f"{c.seconds:.1f} s", f"{c.memory / 1e9:.1f} GB", fits])
     source = cost if "because" in getattr(cost, "where", "") else whose(cost)
     return Table(["DP · TP · PP", "a step", "the fullest GPU", ""], rows, title=f"By {source}")
@@ -232,26 +234,43 @@ def your_job(cost: Callable, model: str, cluster: str, gpus: int, batch: int, se
     if job.model.experts:
         raise ValueError(f"{job.model.name} has experts, and the lines know none; drop b3 adds them")
     given, cuts, room = case(job.model, gpus, batch, seq_len, job.cluster, ends=True)
+    cuts = [cut for cut in cuts if _can_be(job, cut)]
+    if not cuts:
+        raise ValueError(
+            f"no layout of {gpus} GPUs divides {job.model.layers} layers, {job.model.heads} heads and {batch}"
+            " sequences; take another number of GPUs or of sequences"
+        )
     costs = {cut: cost(given, cut) for cut in cuts}
-    least = min((c.memory for c in costs.values()), default=0)
-    if not 0 < least <= room:
-        needs = f"the smallest needs {least / 1e9:.0f} of {room / 1e9:.0f} GB" if cuts else "none can be"
-        raise ValueError(f"no layout fits {gpus} × {cluster} with a tenth of a GPU free: {needs}")
     fits = [cut for cut in cuts if costs[cut].memory <= room]
+    if not fits:
+        least = min(c.memory for c in costs.values())
+        needs = f"the smallest needs {least / 1e9:.0f} of {room / 1e9:.0f} GB"
+        raise ValueError(f"no layout fits {gpus} × {cluster} with a tenth of a GPU free: {needs}")
     first = sorted(fits, key=lambda cut: costs[cut].seconds)[:5]
     estimates = [estimate(job, d13.layout_of(cut)) for cut in first]
-    best = plan(job, gpus=gpus, cp=1).best
-    behind, rows = estimates[0].step_seconds / best.seconds - 1, []
+    best, rows, has = plan(job, gpus=gpus, cp=1).best, [], job.cluster.device.memory
     for cut, theirs in zip(first, estimates):
         mine = costs[cut]
-        sizes = f"{mine.memory / 1e9:.0f} GB", f"{theirs.memory_bytes / 1e9:.0f} GB"
-        rows.append([str(cut), f"{mine.seconds:.3g} s", f"{theirs.step_seconds:.3g} s", *sizes])
+        held = f"{theirs.memory_bytes / 1e9:.0f} GB" + ", too much" * (theirs.memory_bytes > has)
+        seconds = f"{mine.seconds:.3g} s", f"{theirs.step_seconds:.3g} s"
+        rows.append([str(cut), *seconds, f"{mine.memory / 1e9:.0f} GB", held])
     columns = ["DP · TP · PP", whose(cost), "the planner", "memory", "the planner"]
     made = Table(columns, rows, title=f"{job.model.name} on {gpus} × {cluster}, {batch} × {seq_len:,} tokens")
-    made.note = (
-        f"The planner's best: {best.layout}, {best.seconds:.3g} s; your first row there: {behind:+.1%}"
-    )
+    made.note = f"The planner's best: {best.layout}, {best.seconds:.3g} s; your first row there:"
+    made.note += f" {estimates[0].step_seconds / best.seconds - 1:+.1%}"
+    launching = estimates[0].time["waiting for the host"] / estimates[0].step_seconds
+    if launching > 0.1:
+        made.note += f". {launching:.0%} of that is launching kernels, which the lines leave out"
     return made
+
+
+def _can_be(job: Job, cut: d13.Cut) -> bool:
+    """Whether the planner refuses the layout for no reason but memory."""
+    try:
+        job.check(d13.layout_of(cut))
+    except ValueError:
+        return False
+    return True
 
 
 @cache
