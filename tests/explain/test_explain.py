@@ -281,3 +281,11 @@ def test_without_a_backward_no_advice_names_microbatches(tmp_path):
     assert advised("aten::mm", "MmBackward0").count("microbatches") == 2
     served = advised("aten::mm", "aten::softmax")
     assert "microbatches" not in served and "larger batches" in served and "batches under way" in served
+
+
+def test_what_was_launched_before_the_recording_is_left_out(tmp_path):
+    """Three of 13 public traces begin with such kernels (AMD-AGI/TraceLens, tests/traces, November 2026)."""
+    early = [x("kernel", "gemm", -900 + 200 * i, 150, 7, correlation=100 + i) for i in range(4)]
+    files = [write(tmp_path / f"{len(events)}.json", events) for events in (by_hand(), early + by_hand())]
+    usual, longer = (explain([file]).splits[0] for file in files)
+    assert longer.parts == usual.parts and longer.seconds == usual.seconds

@@ -152,6 +152,11 @@ def read(path: str) -> Trace:
             strange.add("GPU")
     trains = backward or not operators
     cpu = [] if gpu else cpu
+    # A GPU that is behind its host still runs what was launched before the recording began.
+    number = lambda event: event.args.get("correlation")
+    begun = [event.start for _, event in gpu if number(event) is None or number(event) in launches]
+    if launches and begun:
+        gpu = [(kind, event) for kind, event in gpu if event.start >= min(begun)]
     host = _HOST.match(file)
     return Trace(
         file, rank, groups, gpu, launches, notes, cpu, size, strange, trains, gpus, host[1] if host else ""
