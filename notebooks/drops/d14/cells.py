@@ -184,6 +184,8 @@ def defended(cost: Callable) -> str:
         far = [axis for axis, (ranks, stride) in strides.items() if ranks > 1 and ranks * stride > JOB.node]
         crosses[cut] = " and ".join(far) or "nothing"
     all_of = lambda tell: ", ".join(tell(cut) for cut in three)
+    held = the_plan().sure.held
+    most = lambda cut: f"{held * planned(cut)[1] / 1e9:.0f}"
     why = ", because PP alone crosses nodes, and sends least" if crosses[best] == "PP" else ""
     said = [
         f"A tie: {'; '.join(map(shown, three))}.",
@@ -191,10 +193,12 @@ def defended(cost: Callable) -> str:
         f" by the planner, under Megatron-LM, {all_of(lambda cut: f'{planned(cut)[0]:.1f}')}.",
         "What breaks the tie, in this order of layouts:",
         f"  room: {all_of(lambda cut: f'{cost(JOB, cut).memory / 1e9:.0f}')} of {CARD / 1e9:.0f} GB by"
-        f" {whose(cost)}, {all_of(lambda cut: f'{planned(cut)[1] / 1e9:.0f}')} by the planner;",
+        f" {whose(cost)}, {all_of(lambda cut: f'{planned(cut)[1] / 1e9:.0f}')} by the planner, and 8 of 10"
+        f" published runs held at most {held:.2f} times as much: {all_of(most)};",
         f"  what crosses nodes: {' | '.join(crosses.values())};",
         "  what your framework ships: Megatron-LM has the first two, FSDP is PyTorch's own.",
-        f"I take {layout.axes}{why}. Its room is the least: measure that first.",
+        f"I take {layout.axes}{why}. Its room is the least: I measure that first, and take"
+        f" {shown(TIED[0])} if it does not last.",
         f"Bubble: ({best.p} − 1)/{slots} of the step, {cost(JOB, best).idle:.1f} s.",
         "What would change my mind: "
         + "; ".join(f"{what} (then {_then(cost, what, best)})" for what in list(CHANGES)[2:4])
