@@ -150,13 +150,18 @@ def _positions(tokens) -> list[int]:
 
 def _lost(s: int, held: list[list[int]]) -> str:
     """A text on tokens that are on no rank, on several, or do not exist; "" if there are none."""
+    if len(held) > 1 and all(sorted(tokens) == sorted(held[0]) for tokens in held):
+        return "all ranks return the same positions"
     on = Counter(i for tokens in held for i in tokens)
     faults = {
-        "is on no rank": [i for i in range(s) if i not in on],
-        "is there twice": [i for i in on if on[i] > 1],
-        "does not exist": [i for i in on if not 0 <= i < s],
+        "on no rank": [i for i in range(s) if i not in on],
+        "on several ranks": [i for i in on if on[i] > 1],
+        "that do not exist": [i for i in on if not 0 <= i < s],
     }
-    return ", ".join(f"token {min(tokens)} {what}" for what, tokens in faults.items() if tokens)
+    counted = (
+        f"{len(tokens)} tokens {what}, {min(tokens)} among them" for what, tokens in faults.items() if tokens
+    )
+    return ", ".join(counted)
 
 
 def _loads(run: Run) -> list[tuple[str, str, str]]:

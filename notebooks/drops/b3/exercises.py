@@ -193,8 +193,9 @@ def _wrong_groups(run: Run, truth: Run) -> tuple[str, str] | None:
 
 def _about(rank: int, ranks: int, group: list[int], meant: list[int]) -> tuple[str, str]:
     """What is wrong with a group: words to stand after its axis, and a sentence."""
+    distance = f", {meant[1] - meant[0]} apart" if len(meant) > 1 else ""
     if len(group) != len(meant):
-        return "of another size", f"It needs {len(meant)} ranks."
+        return "of another size", f"It needs {len(meant)} rank{'s' * (len(meant) > 1)}{distance}."
     if why := no_group(rank, group, ranks):
         return "without the rank" if rank not in group else "with a strange rank", why
     apart, right_ = (distances[1] - distances[0] for distances in (group, meant))

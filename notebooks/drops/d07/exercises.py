@@ -44,6 +44,17 @@ def _first(run: Run) -> tuple[str, str, simulation.Timeline | None]:
     return next((one for one in each if one[0]), ("", "", None))
 
 
+def _drained(order: list[str]) -> int:
+    """How many microbatches were done when, after several in flight, none was, before the end; else 0."""
+    held = most = done = 0
+    for op in order[:-1]:
+        held += 1 if op.startswith("F") else -1
+        most, done = max(most, held), done + op.startswith("B")
+        if held == 0:
+            return done if most > 1 else 0
+    return 0
+
+
 def _judged(orders: list[list[str]], m: int) -> tuple[str, str, simulation.Timeline | None]:
     p = len(orders)
     listed = [ops if isinstance(ops, (list, tuple)) else () for ops in orders]
@@ -60,6 +71,9 @@ def _judged(orders: list[list[str]], m: int) -> tuple[str, str, simulation.Timel
         return "a backward in two parts", f"This is {name}.", line
     if name.startswith("GPipe"):
         return "GPipe instead of 1F1B", f"This is {name}.", line
+    if done := _drained(orders[0]):
+        text = f"After B{done - 1} rank 0 has nothing in flight, and {m - done} of {m} microbatches are left."
+        return "drained before the end", text, line
     for r in range(p):
         if (held := line.in_flight(r)) > best.in_flight(r):
             does = f"Rank {r} runs {leading[r]} forwards before its first backward, and holds {held}"

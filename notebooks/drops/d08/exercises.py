@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 import torch.distributed as dist
@@ -45,10 +46,18 @@ def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
     says = lambda rank, axis: (
         f"With {in_words(sizes)} you put rank {rank} into the {axis} group {mine[rank][axis]}."
     )
+    at = lambda rank: Placement(sizes).coordinates(rank)
+    apart = lambda a, b: " and ".join(axis for axis in sizes if at(a)[axis] != at(b)[axis])
     for axis, size in sizes.items():
         for rank, g in enumerate(mine):
-            if len(g[axis]) != size:
-                return "groups of another size", f"{says(rank, axis)} It needs {size} ranks."
+            if len(g[axis]) == size:
+                continue
+            text = f"{says(rank, axis)} It needs {size} ranks."
+            if strange := [r for r in g[axis] if 0 <= r < 8 and r not in wanted[rank][axis]]:
+                text += f" Rank {strange[0]} differs from it along {apart(rank, strange[0])}."
+            elif missing := [r for r in wanted[rank][axis] if r not in g[axis]]:
+                text += f" Rank {missing[0]}, which differs from it along {axis} alone, is missing."
+            return "groups of another size", text
     for axis in sizes:
         for rank, ranks in enumerate(g[axis] for g in mine):
             if ranks != wanted[rank][axis] and (why := _no_part(rank, ranks, [g[axis] for g in mine])):
@@ -59,9 +68,10 @@ def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
     rank = off[0] - first
     axis = next(axis for axis in sizes if mine[rank][axis] != wanted[rank][axis])
     stranger = next(r for r in mine[rank][axis] if r not in wanted[rank][axis])
-    both = (Placement(sizes).coordinates(r) for r in (rank, stranger))
-    at = " and ".join(", ".join(f"{name} {place}" for name, place in one.items()) for one in both)
-    return "other groups", f"{says(rank, axis)} Ranks {rank} and {stranger} stand at {at}."
+    both = " and ".join(
+        ", ".join(f"{name} {place}" for name, place in at(r).items()) for r in (rank, stranger)
+    )
+    return "other groups", f"{says(rank, axis)} Ranks {rank} and {stranger} stand at {both}."
 
 
 def no_group(rank: int, group: list[int], ranks: int) -> str:
@@ -169,17 +179,29 @@ def _first_off(run: Run, truth: Run) -> list[tuple[str, str, str]]:
     return [("layouts", str(len(CASES)), str(len(CASES)))]
 
 
-def _same(run: Run, _) -> tuple[str, str] | None:
+def _same(run: Run, truth: Run) -> tuple[str, str] | None:
     """The mistake if each axis is named always, or never, where it has more than one rank. An axis is taken
     by its name, or by its place in `sizes`.
     """
     if not any(run.values):
-        return None
+        return _reach(run, truth)
     answers = [(list(sizes), sizes, mine) for (sizes, _), mine in zip(CASES, run.values)]
     by_name = [{axis in mine for _, sizes, mine in answers if sizes[axis] > 1} for axis in AXES]
     by_place = [{a[i] in mine for a, sizes, mine in answers if sizes[a[i]] > 1} for i in range(len(AXES))]
     same = any(all(len(named) == 1 for named in by) for by in (by_name, by_place))
-    return ("the same axes for every layout", "") if same else None
+    return ("the same axes for every layout", "") if same else _reach(run, truth)
+
+
+def _reach(run: Run, truth: Run) -> tuple[str, str] | None:
+    """(mistake, how far its group reaches) for the first axis that is named wrongly, or left out."""
+    for (sizes, node), mine, wanted in zip(CASES, run.values, truth.values):
+        if off := set(mine) ^ set(wanted):
+            axis = next(axis for axis in reversed(sizes) if axis in off)
+            factors = list(sizes.values())[list(sizes).index(axis) :]
+            reach = f"{' · '.join(map(str, factors))} = {math.prod(factors)} ranks"
+            name = "an axis that leaves is left out" if axis in wanted else "an axis that stays is named"
+            return name, f"{in_words(sizes)}, nodes of {node}: a group of {axis} reaches over {reach}."
+    return None
 
 
 across = Asked(

@@ -36,8 +36,8 @@ RECORDED = {1: "long batch", 2: "gather on rank 0", 3: "optimizer state", 4: "le
 SIGNATURES = {
     "optimizer state": "All ranks rise together between the first step and the second, and there is no third."
     " Adam makes its state in the first optimizer step.",
-    "leak": "All ranks rise from step to step, by more than longer sequences explain. Something is kept that"
-    " nobody needs.",
+    "leak": "Of two steps with sequences of one length, all ranks hold more in the later one; with shorter"
+    " sequences they may hold less. Something is kept that nobody needs.",
     "long batch": "In the last step, be it the second, the sequences are longer than in any step before, and"
     " all ranks rise with them. Activations grow with s.",
     "gather on rank 0": "Level, and then rank 0 alone rises. Something collects everybody's tensors on it.",
@@ -115,9 +115,10 @@ def _taken(seen: engine.Run, _) -> tuple[str, str] | None:
     steps = run.peaks if len(run.peaks) <= 3 else run.peaks[:2] + run.peaks[-2:]
     peaks = " → ".join(human(max(held)) for held in steps) + f"; its emptiest: {human(min(steps[-1]))}"
     name, missed = _missed(seen.values, was, answer)
+    lengths = ", ".join(map(str, run.tokens))
     return name, (
         f"{which}: you say {answer}, it was {was}. {missed} {SIGNATURES[was]} (Its fullest rank: {peaks};"
-        f" sequences of {run.tokens[0]}, at the end {run.tokens[-1]}.)"
+        f" sequences of {lengths}.)"
     )
 
 
@@ -127,7 +128,9 @@ def _missed(answers: list[str], was: str, answer: str) -> tuple[str, str]:
     taken, others = [run for run, a in same if a == answer], [run for run, a in same if a != answer]
     name, many = TAKEN[was, answer], f"{len(taken)} of the {len(same)} runs with this cause"
     if was not in answers:
-        return name, f"Your function never answers {was}."
+        given = " and ".join(dict.fromkeys(answers))
+        held = human(max(max(map(max, run.peaks)) for *_, run in _ended()))
+        return name, f"Your function never answers {was}, only {given}; no rank holds more than {held}."
     only = (beside for beside, has in BESIDE.items() if all(map(has, taken)) and not any(map(has, others)))
     if others and (what := next(only, "")):
         return f"{name}, in runs that {what}", f"You say so of {many}: those that {what}."

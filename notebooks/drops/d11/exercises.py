@@ -46,7 +46,8 @@ def _shared_out(run: Run, _) -> tuple[str, str] | None:
     one = all(sum(abs(x) > 0.005 for x in mine.values()) == 1 for mine in run.values)
     return first(
         {
-            "shares that do not sum to one": off and f"In the four cases yours sum to {yours}.",
+            "shares that do not sum to one": off
+            and f"In the four cases yours sum to {yours}. In the last TP has gained: its share is negative.",
             "all of it blamed on one cause": one,
         }
     )

@@ -50,7 +50,7 @@ def _chosen(answer) -> tuple[str, int, int]:
 def _choice(run: Run, _) -> tuple[str, str] | None:
     name, m, v = run.values[0]
     if m != ASKED:
-        return "m is given", ""
+        return "m is not 16", f"You give m = {m}, v = {v}."
     try:
         line = paper(_made(name, m, v))
     except ValueError as e:
@@ -63,7 +63,7 @@ def _choice(run: Run, _) -> tuple[str, str] | None:
 
 
 def _on_paper(run: Run, truth: Run) -> list[tuple[str, str, str]]:
-    if (found := _choice(run, truth)) and found[0] in ("m is given", "no such schedule"):
+    if (found := _choice(run, truth)) and found[0] in ("m is not 16", "no such schedule"):
         return []
     ((_, *got),) = on_paper(*run.values[0]).rows
     line = paper(_made(*run.values[0]))
