@@ -73,8 +73,8 @@ def answer(plan: Plan) -> tuple[str, str, str]:
     tie = (1 + plan.sure.apart) * plan.best.seconds
     slow = [str(tp) for tp, seconds in best.items() if tp <= 8 and seconds > tie]
     why = (
-        f"The fastest is {plan.best.layout}. More TP costs more time. ZeRO cuts memory as well, and its"
-        f" traffic mostly hides.\n\nDP 4 · TP 8 is {plan.why(dp=4, tp=8)}"
+        f"The fastest is {plan.best.layout}. More TP than that costs more time. ZeRO cuts memory as well, and"
+        f" its traffic mostly hides.\n\nDP 4 · TP 8 is {plan.why(dp=4, tp=8)}"
     )
     return " and ".join(slow), why, "Computed"
 
@@ -87,15 +87,19 @@ def refused() -> Table:
     rows = [[str(axes), why.split(";")[0]] for axes, why in list(p.impossible.items())[1:2]]
     layers, stages = find_model("llama-2-13b").layers, 3
     counted = f"{layers} + 2 do, with the embedding and the output layer counted"
-    rows.insert(
-        0, [f"llama-2-13b: PP {stages}", f"{layers} layers do not divide over {stages} stages; {counted}"]
-    )
     too_much = alone.split(")")[-1].strip().removeprefix("needs ")
     try:
         estimate(p.job, Layout(dp=32, microbatch=3))
     except ValueError as e:
         rows.append(["DP 32 · b 3", str(e)])
-    return Table(["layout", "why not"], [*rows, ["DP 32 without ZeRO or recompute", too_much]])
+    rows += [
+        ["DP 32 without ZeRO or recompute", too_much],
+        [
+            f"another model, llama-2-13b: PP {stages}",
+            f"{layers} layers do not divide over {stages} stages; {counted}",
+        ],
+    ]
+    return Table(["layout", "why not"], rows)
 
 
 def flips() -> Table:

@@ -96,11 +96,11 @@ def answer(cost: Callable, options: Sequence[str]) -> tuple[str, str, str]:
     eight, four = cost(JOB, THUMB), cost(JOB, d13.Cut(2, 4, 8))
     why = (
         "A row above it in the table leaves less than a tenth free.\n\n"
-        f"All layouts compute for the same {eight.work:.1f} s; FSDP computes a third more, because it must"
+        f"All but FSDP compute for {eight.work:.1f} s; FSDP computes a third more, because it must"
         f" recompute. The rest is what you choose. TP 8 pays {eight.tp:.1f} s for its sums, TP 4 pays"
         f" {four.tp:.1f}. TP 4 needs eight stages to fit, and their bubble costs {four.idle:.1f} s. Five"
         f" chunks leave {chunks.idle:.1f} s of it, but then {(CARD - chunks.memory) / 1e9:.1f} GB are left."
-        " The layout without stages has no bubble at all, and no room.\n\n"
+        " The layout without stages has no bubble, and does not fit.\n\n"
         "**It is a tie**: the winner, the rule of thumb, with chunks or without, and FSDP are within a tenth"
         f" of each other, by {whose(cost)} and by the planner. So seconds do not decide."
     )
@@ -168,7 +168,7 @@ def changes(cost: Callable) -> Table:
         tied = (f"{cost(job, cut).seconds:.2f}" if _whole(job, cut) else "cannot be" for cut in (now, *TIED))
         rows.append([what, shown(best), f"{speed:,.0f}", *tied])
     names = (f"{shown(cut)}, s" for cut in (now, *TIED))
-    table = Table(["the job", "the fastest that fits", "tokens/s", *names], rows)
+    table = Table(["the job", "the fastest that fits", "tokens/s a GPU", *names], rows)
     printed = "; ".join(f"{gpu} {speeds}" for gpu, speeds in PRINTED.items())
     table.note = f"NVIDIA prints tokens/s in FP8, for 256 sequences: {printed}"
     return table
@@ -192,13 +192,13 @@ def defended(cost: Callable) -> str:
         f"Seconds: by {whose(cost)} {all_of(lambda cut: f'{cost(JOB, cut).seconds:.1f}')};"
         f" by the planner, under Megatron-LM, {all_of(lambda cut: f'{planned(cut)[0]:.1f}')}.",
         "What breaks the tie, in this order of layouts:",
-        f"  room: {all_of(lambda cut: f'{cost(JOB, cut).memory / 1e9:.0f}')} of {CARD / 1e9:.0f} GB by"
+        f"  memory: {all_of(lambda cut: f'{cost(JOB, cut).memory / 1e9:.0f}')} of {CARD / 1e9:.0f} GB by"
         f" {whose(cost)}, {all_of(lambda cut: f'{planned(cut)[1] / 1e9:.0f}')} by the planner, and 8 of 10"
         f" published runs held at most {held:.2f} times as much: {all_of(most)};",
         f"  what crosses nodes: {' | '.join(crosses.values())};",
         "  what your framework ships: Megatron-LM has the first two, FSDP is PyTorch's own.",
-        f"I take {layout.axes}{why}. Its room is the least: I measure that first, and take"
-        f" {shown(TIED[0])} if it does not last.",
+        f"I take {layout.axes}{why}. It leaves least memory free: I measure that first."
+        f" If it does not fit, I take {shown(TIED[0])}.",
         f"Bubble: ({best.p} − 1)/{slots} of the step, {cost(JOB, best).idle:.1f} s.",
         "What would change my mind: "
         + "; ".join(f"{what} (then {_then(cost, what, best)})" for what in list(CHANGES)[2:4])
@@ -260,8 +260,10 @@ def your_job(cost: Callable, model: str, cluster: str, gpus: int, batch: int, se
         rows.append([str(cut), *seconds, f"{mine.memory / 1e9:.0f} GB", held])
     columns = ["DP · TP · PP", whose(cost), "the planner", "memory", "the planner"]
     made = Table(columns, rows, title=f"{job.model.name} on {gpus} × {cluster}, {batch} × {seq_len:,} tokens")
-    made.note = f"The planner's best: {best.layout}, {best.seconds:.3g} s; your first row there:"
-    made.note += f" {estimates[0].step_seconds / best.seconds - 1:+.1%}"
+    made.note = f"The planner's best: {best.layout}, {best.seconds:.3g} s; your first row"
+    made.note += (
+        f" there: {estimates[0].step_seconds:.3g} s, {estimates[0].step_seconds / best.seconds - 1:+.1%}"
+    )
     launching = estimates[0].time["waiting for the host"] / estimates[0].step_seconds
     if launching > 0.1:
         made.note += f". {launching:.0%} of that is launching kernels, which the lines leave out"
