@@ -156,11 +156,10 @@ def _lost(s: int, held: list[list[int]]) -> str:
     faults = {
         "on no rank": [i for i in range(s) if i not in on],
         "on several ranks": [i for i in on if on[i] > 1],
-        "that do not exist": [i for i in on if not 0 <= i < s],
+        "beyond the text": [i for i in on if not 0 <= i < s],
     }
-    counted = (
-        f"{len(tokens)} tokens {what}, {min(tokens)} among them" for what, tokens in faults.items() if tokens
-    )
+    say = lambda tokens, what: f"{len(tokens)} token{'s' * (len(tokens) > 1)} {what}, {min(tokens)} first"
+    counted = (say(tokens, what) for what, tokens in faults.items() if tokens)
     return ", ".join(counted)
 
 

@@ -200,7 +200,7 @@ def _reach(run: Run, truth: Run) -> tuple[str, str] | None:
             factors = list(sizes.values())[list(sizes).index(axis) :]
             reach = f"{' · '.join(map(str, factors))} = {math.prod(factors)} ranks"
             name = "an axis that leaves is left out" if axis in wanted else "an axis that stays is named"
-            return name, f"{in_words(sizes)}, nodes of {node}: a group of {axis} reaches over {reach}."
+            return name, f"With {in_words(sizes)} on nodes of {node}: a group of {axis} reaches over {reach}."
     return None
 
 
