@@ -155,7 +155,7 @@ def _lost(s: int, held: list[list[int]]) -> str:
     on = Counter(i for tokens in held for i in tokens)
     faults = {
         "on no rank": [i for i in range(s) if i not in on],
-        "on several ranks": [i for i in on if on[i] > 1],
+        "there more than once": [i for i in on if on[i] > 1],
         "beyond the text": [i for i in on if not 0 <= i < s],
     }
     say = lambda tokens, what: f"{len(tokens)} token{'s' * (len(tokens) > 1)} {what}, {min(tokens)} first"

@@ -43,11 +43,12 @@ def _shared_out(run: Run, _) -> tuple[str, str] | None:
     totals = [sum(shares.values()) for shares in run.values]
     yours = ", ".join(f"{total:.2f}" for total in totals)
     off = any(abs(total - 1) > 0.01 for total in totals)
+    only_last = all(abs(total - 1) <= 0.01 for total in totals[:-1])
+    gained = " In the last TP has gained: its share is negative." * only_last
     one = all(sum(abs(x) > 0.005 for x in mine.values()) == 1 for mine in run.values)
     return first(
         {
-            "shares that do not sum to one": off
-            and f"In the four cases yours sum to {yours}. In the last TP has gained: its share is negative.",
+            "shares that do not sum to one": off and f"In the four cases yours sum to {yours}.{gained}",
             "all of it blamed on one cause": one,
         }
     )
