@@ -24,7 +24,7 @@ from three_axes.table import Table, human
 line = lines.activations  # the reader's, or the course's
 REMEDIES = (
     "nothing",
-    "DP on 8 ranks, as many sequences on each",
+    "DP on 8 ranks, a rank keeps its examples",
     "ZeRO-1",
     "ZeRO-3",
     "4 microbatches",
