@@ -34,7 +34,7 @@ from .twin import Twin
 DOUBLE = torch.finfo(torch.float64).eps
 # A spread is the relative difference between the twin's two runs (`Twin.again`).
 ROUNDINGS = 4  # the allowed difference, in eps of the type: for types other than float64, and for updates
-SPREADS = 8  # the allowed difference, in spreads
+SPREADS = 16  # the allowed difference, in spreads
 FAR = 16  # a spread of more than so many medians of all spreads is ignored, since a few are large by chance
 # A gradient below this share of the largest may be only rounding. Also the least tolerance for outputs and
 # updates, and the least absolute loss by which a difference is divided.
