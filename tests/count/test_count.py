@@ -307,6 +307,13 @@ WATCHED = {  # name -> (number of ranks, the script after its first four lines, 
         [],
     ),
 }
+# Lines 1 and 2. They end when all ranks have their connections: one that has not would raise there if another
+# ended meanwhile. They wait through the store, which is not counted.
+ALL_THERE = (
+    "import threading, time, torch, torch.distributed as dist\n"
+    "dist.init_process_group('gloo'); s = dist.distributed_c10d._get_default_store();"
+    " s.set(f'there{dist.get_rank()}', ''); s.wait([f'there{r}' for r in range(dist.get_world_size())])\n"
+)
 # those that end by themselves
 GO_ON = "a thread still acts", "a rank is freed by another's end"
 
@@ -314,8 +321,7 @@ GO_ON = "a thread still acts", "a rank is freed by another's end"
 @pytest.mark.parametrize("name", WATCHED)
 def test_watch_prints_where_ranks_are_and_ends_a_script_that_hangs(tmp_path, name):
     size, script, said = WATCHED[name]
-    begin = "import threading, time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-    (tmp_path / "train.py").write_text(f"{begin}rank = dist.get_rank()\nx = torch.ones(3)\n{script}\n")
+    (tmp_path / "train.py").write_text(f"{ALL_THERE}rank = dist.get_rank()\nx = torch.ones(3)\n{script}\n")
     done = counted(tmp_path, "--watch", "--exit", "75", "train.py", ranks=size)
     assert all(words in done.stdout for words in said), done.stdout + done.stderr
     assert (done.returncode == 0) is (name in GO_ON) and ("means nothing" in done.stdout) <= (name in GO_ON)
