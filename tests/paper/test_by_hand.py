@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from three_axes.paper import Network, Placement, by_hand, crosses
+from drops import formulas
+from three_axes.paper import Network, by_hand
 from three_axes.paper.collectives import seconds
 from three_axes.paper.schedules import gpipe, interleaved, one_f_one_b
 from three_axes.paper.simulation import Times, simulate
@@ -18,13 +19,7 @@ UNFUSED = FRAMEWORKS["textbook"].but(fused_attention=False)
 
 
 def test_numbers_redone_on_paper():
-    assert by_hand.layer_parameters(2) == 48
-    assert by_hand.training_operations(7e9, 1e6) == 42e15
     assert by_hand.reduce_scatter_bytes(400, 4) == 300 and by_hand.all_reduce_bytes(400, 4) == 600
-    assert by_hand.data_parallel_bytes(1000, 4) == 3000 and by_hand.data_parallel_bytes(1000, 4, e=4) == 6000
-    assert by_hand.zero_3_bytes(1000, 4) == 4500
-    assert by_hand.tensor_parallel_bytes(1, 8, 16, 3, 2, m=5) == 5 * 3 * 4 * 256
-    assert by_hand.pipeline_bytes(1, 8, 16, m=5) == 5 * 2 * 256
     assert by_hand.states_bytes(80, d=4, t=2, p=2) == (40, 40, 240)
     assert [sum(by_hand.states_bytes(16, 4, zero=z)) for z in range(4)] == [256, 112, 88, 64]
     assert by_hand.layer_activation_bytes(1, 4, 8, 2) == 34 * 32 + 160
@@ -33,16 +28,13 @@ def test_numbers_redone_on_paper():
     assert by_hand.layer_activation_bytes(1, 4, 8, 2, 2, recompute="full") == 64
     assert by_hand.bubble(4, 8) == pytest.approx(3 / 11)
     assert by_hand.bubble(4, 8, 2) == pytest.approx(1.5 / 9.5)
-    assert by_hand.ring_seconds(400, 4, 100, 0.5) == 6 * 1.5
-    with pytest.raises(ValueError, match="no axis 'cp'; there are pp, dp, tp"):
-        by_hand.neighbours_apart("cp", {"pp": 2, "dp": 2, "tp": 2})
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_a_ring_on_the_clock(n):
     network = Network(name="one node", intra_node_bandwidth=1e11, intra_node_latency=2e-6)
     took = seconds("all_reduce", 1e6, tuple(range(n)), network)
-    assert by_hand.ring_seconds(1e6, n, 1e11, 2e-6) == pytest.approx(took, rel=1e-6)
+    assert took == pytest.approx(2 * (n - 1) * (1e6 / n / 1e11 + 2e-6), rel=1e-6)
 
 
 @pytest.mark.parametrize("zero, d, t, p", [*itertools.product(range(4), (1, 4), (1, 2), (1, 2))])
@@ -68,32 +60,22 @@ def test_bubbles_and_what_is_in_flight(p, m):
         line = simulate(make(p, m))
         assert by_hand.bubble(p, m) == pytest.approx(line.bubble)
         for stage in range(p):
-            held = by_hand.microbatches_held(name, p, m, stage)
-            assert held == line.in_flight(stage) == in_flight(Layout(pp=p, schedule=name), m, stage)
+            assert line.in_flight(stage) == in_flight(Layout(pp=p, schedule=name), m, stage)
     for v in (2, 3, 4) if m % p == 0 else ():
         line = simulate(interleaved(p, m, v), Times(1 / v, 1 / v, 1 / v))
         assert by_hand.bubble(p, m, v) == pytest.approx(line.bubble)
         assert line.makespan == pytest.approx(3 * (m + (p - 1) / v))
 
 
-def test_bytes_of_a_step():
+def test_bytes_of_a_step_by_the_lines_of_the_course():
     b, s, m = 1, 2048, 4
     job = Job(GPT, global_batch=2 * m * b, seq_len=s, framework=FRAMEWORKS["textbook"])
     layers = GPT.layers / 2
     layout = Layout(dp=2, tp=4, pp=2, microbatch=b, sequence_parallel=False)
     planned = sent(job, layout, 0)
-    tensor = by_hand.tensor_parallel_bytes(b, s, GPT.hidden, layers, 4, m)
+    tensor = m * formulas.tp_sends(layers, GPT.hidden, b * s, 4)
     assert planned["tp"] == pytest.approx(tensor, rel=0.01)  # the planner adds the embedding's
+    weights = 12 * GPT.hidden**2 * layers / 4
+    assert planned["dp"] == pytest.approx(formulas.all_reduce(2 * weights, 2), rel=0.02)
     uncut = sent(job, Layout(dp=2, pp=4, microbatch=b), 1)  # a middle stage
-    assert uncut["pp"] == pytest.approx(by_hand.pipeline_bytes(b, s, GPT.hidden, m))
-    weights = by_hand.layer_parameters(GPT.hidden) * layers / 4
-    assert planned["dp"] == pytest.approx(by_hand.data_parallel_bytes(weights, 2), rel=0.02)
-
-
-@pytest.mark.parametrize("sizes", [dict(pp=2, dp=2, tp=2), dict(dp=2, pp=4, tp=1), dict(pp=1, dp=16, tp=8)])
-def test_groups(sizes):
-    for axis in sizes:
-        assert by_hand.neighbours_apart(axis, sizes) == Placement(sizes).stride(axis)
-        for node in (4, 8):
-            crossing = any(crosses(group, node) for group in Placement(sizes).groups(axis))
-            assert by_hand.leaves_the_node(axis, sizes, node) == crossing
+    assert uncut["pp"] == pytest.approx(2 * m * formulas.stage_sends(GPT.hidden, b * s))

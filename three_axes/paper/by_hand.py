@@ -1,33 +1,15 @@
-"""The formulas of drops 02 to 09, to be redone on paper, and to be read before the planner.
+"""Formulas that the drops, the planner, the quiz and the pictures share, to be redone on paper. The lines of
+the reader's cost model are in `drops.formulas`.
 
     N   parameters                       d, t, p   sizes of data, tensor and pipeline parallelism
-    L   layers, of hidden size h         m         microbatches of b sequences of s tokens
-    a   attention heads                  v         chunks of layers on each pipeline rank
-    e   bytes of one number: 2 in half precision, 4 in float32
+    a   attention heads                  m         microbatches of b sequences of s tokens
+    h   hidden size                      v         chunks of layers on each pipeline rank
 
-The model is a GPT: attention and an MLP of 4·h in each layer, without fused attention. `three_axes.plan`
-computes the same for other models, frameworks and thousands of layouts at once; `tests/paper/test_by_hand.py`
-compares the two. Bytes are those that one rank sends, or holds. Arguments and results are plain numbers.
+`three_axes.plan` computes the same for other models, frameworks and thousands of layouts at once;
+`tests/paper/test_by_hand.py` compares the two. Arguments and results are plain numbers.
 """
 
 from __future__ import annotations
-
-# -- the model -------------------------------------------------------------------------------------
-
-
-def layer_parameters(h: float) -> float:
-    """Parameters of one layer, but for biases and norms: 4·h² in attention (q, k, v, out), 8·h² in the MLP
-    (h → 4·h → h).
-    """
-    return 12 * h * h
-
-
-def training_operations(N: float, tokens: float) -> float:
-    """Floating-point operations of a step, attention's scores left out: 2 for each parameter and token
-    forward, and twice that backward. Kaplan et al. 2020.
-    """
-    return 6 * N * tokens
-
 
 # -- drop 02: collectives --------------------------------------------------------------------------
 
@@ -42,34 +24,6 @@ def reduce_scatter_bytes(size: float, n: int) -> float:
 def all_reduce_bytes(size: float, n: int) -> float:
     """A reduce-scatter, then an all-gather."""
     return 2 * (n - 1) / n * size
-
-
-# -- what each axis sends in a step ----------------------------------------------------------------
-
-
-def data_parallel_bytes(N: float, d: int, e: int = 2) -> float:
-    """Drop 02: one all-reduce of all gradients, however large the batch is."""
-    return all_reduce_bytes(N * e, d)
-
-
-def zero_3_bytes(N: float, d: int, e: int = 2) -> float:
-    """Drop 09: the weights are gathered for forward and again for backward, and the gradients are
-    reduce-scattered: three halves of data parallelism's bytes.
-    """
-    return 3 * reduce_scatter_bytes(N * e, d)
-
-
-def tensor_parallel_bytes(b: float, s: float, h: float, L: float, t: int, m: int = 1, e: int = 2) -> float:
-    """Drops 03 and 06: each layer all-reduces an activation of b·s·h numbers four times in a microbatch. Two
-    are forward, after attention and after the MLP; two are backward. Sequence parallelism sends the same
-    bytes.
-    """
-    return m * L * 4 * all_reduce_bytes(b * s * h * e, t)
-
-
-def pipeline_bytes(b: float, s: float, h: float, m: int = 1, e: int = 2) -> float:
-    """Drop 04: a middle stage sends an activation on, and a gradient back, in every microbatch."""
-    return m * 2 * b * s * h * e
 
 
 # -- drop 09: what a GPU holds ---------------------------------------------------------------------
@@ -118,11 +72,6 @@ def layer_activation_bytes(
     return s * b * h * (34 / t if sequence_parallel else 10 + 24 / t) + scores
 
 
-def microbatches_held(schedule: str, p: int, m: int, stage: int = 0) -> int:
-    """Drop 07: of how many microbatches a stage holds activations at its peak, with GPipe or 1F1B."""
-    return m if schedule == "GPipe" else min(m, p - stage)  # 1F1B: one backward frees one, after a warm-up
-
-
 # -- drop 07: time ---------------------------------------------------------------------------------
 
 
@@ -133,34 +82,3 @@ def bubble(p: int, m: int, v: int = 1) -> float:
     """
     idle = (p - 1) / v
     return idle / (m + idle)
-
-
-def ring_seconds(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
-    """Seconds of an all-reduce: 2·(n−1) steps, in each of which a rank sends size/n bytes and waits once.
-
-    bandwidth: bytes a second of one rank, in one direction. latency: seconds of one message.
-    """
-    return 2 * (n - 1) * (size / n / bandwidth + latency)
-
-
-# -- drop 08: who shares a group -------------------------------------------------------------------
-
-
-def neighbours_apart(axis: str, sizes: dict[str, int]) -> int:
-    """The difference of the numbers of two neighbours along an axis: the product of the sizes further in.
-    sizes: from the outermost axis to the innermost, such as {"pp": 2, "dp": 2, "tp": 2}. Raises ValueError
-    for an axis that is not among them.
-    """
-    apart = 1
-    for inner in reversed(sizes):
-        if inner == axis:
-            return apart
-        apart *= sizes[inner]
-    raise ValueError(f"no axis {axis!r}; there are {', '.join(sizes)}")
-
-
-def leaves_the_node(axis: str, sizes: dict[str, int], node: int) -> bool:
-    """Whether the groups along an axis are on several nodes of `node` ranks: the group's size times the
-    distance of neighbours is more than a node has.
-    """
-    return sizes[axis] > 1 and sizes[axis] * neighbours_apart(axis, sizes) > node
