@@ -25,7 +25,7 @@ BOX = "## When it hurts\n"
 PHASES = {"Split": range(1, 5), "Trace": range(5, 10), "Mend": range(10, 14), "Defend": range(14, 15)}
 # The lines of a notebook that this module writes.
 PLACE = re.compile(r"^\*\*\w\w of 14\*\*.*$|^\*\*\w\w, beyond the fourteen\*\*.*$", re.M)
-MINUTES = re.compile(r"^\*\d+ minutes, \[?practice \d+(?:\]\([^)]*\))?\. Afterwards you can ", re.M)
+MINUTES = re.compile(r"^\*\d+ minutes, \[practice .*?\)\. Afterwards you can ", re.M)
 PRACTICE = re.compile(r'^(##+ Practice: .*?)(?: · \w+, \d+ minutes)?(?:<a id="[^"]*"></a>)?$', re.M)
 ANCHOR = '<a id="practice-{}"></a>'  # JupyterLab does not find a heading by a link that has "·" in it
 SECTION = re.compile(r"^### .* (\d+) minutes$", re.M)
@@ -201,7 +201,7 @@ class Course:
             drop_number(path)
         )  # with the drop's number, because several notebooks may be open in one page
         today.source = PRACTICE.sub(lambda heading: heading[0] + anchor, today.source, count=1)
-        link = f"[practice {practise}](#practice-{drop_number(path)})"
+        link = f"[practice {practise} minutes](#practice-{drop_number(path)})"
         promised = f"*{CORE} minutes, {link}. Afterwards you can "
         first.source = MINUTES.sub(promised, first.source, count=1)
         below = lambda promise: f"{promise[1]}\n\n{place}\n\n"
