@@ -1,6 +1,8 @@
 """The lines of the cost model that readers write from drop 02 on: judged, kept, and used."""
 
+import ast
 import inspect
+import random
 from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
@@ -107,6 +109,41 @@ ATTEMPTS = {
         "k * L * h / t": "another figure",
     },
 }
+
+
+# For each line, values of its arguments as jobs have them.
+GIVEN = {
+    "S": (1e9, 4e6), "d": (1, 2, 8, 64), "L": (2, 4, 80), "h": (64, 4096, 8192), "T": (256, 8192, 65536),
+    "t": (1, 2, 4, 8), "e": (1, 2, 4), "N": (1e9, 70e9), "s": (32, 2048, 8192), "C": (1e9, 5e14),
+    "A": (0.1, 0.5, 3.0), "hides": (0.05, 0.9, 5.0), "m": (4, 8, 64), "p": (1, 2, 4, 16), "v": (1, 2, 5),
+    "ranks": (2, 4, 8, 16, 64), "stride": (1, 2, 4, 8, 16), "node": (4, 8, 72), "W": (342e9, 20e6),
+    "R": (34e9, 1e6), "n": (1e9, 7e10), "zero": (0, 1, 2, 3), "w": (2, 4), "g": (2, 4), "o": (8, 12),
+    "k": (2, 4, 34),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_no_line_with_another_name_or_number_in_one_place_is_right(name):
+    """Each name of the course's line is replaced by each other one, and by each number that it may stand for.
+    What then gives the right figures in the check gives them for every job.
+    """
+    ours = LINES[name].ours
+    tree = ast.parse(inspect.getsource(ours)).body[0]
+    tree.decorator_list, arguments = [], list(inspect.signature(ours).parameters)
+    chance, replaced = random.Random(0), set()
+    for node in [node for line in tree.body for node in ast.walk(line)]:
+        if isinstance(node, ast.Name) and node.id in arguments:
+            was = node.id
+            for other in (*arguments, *map(repr, GIVEN[was]), f"({was} + 1)", f"({was} / 2)"):
+                node.id = other
+                replaced.add(ast.unparse(tree))
+            node.id = was
+    jobs = [[chance.choice(GIVEN[one]) for one in arguments] for _ in range(200)]
+    for source in sorted(replaced):
+        exec(source, names := dict(ours.__globals__))
+        if not LINES[name].wrong(names[name]):
+            for job in jobs:
+                assert names[name](*job) == pytest.approx(ours(*job)), (source, job)
 
 
 @pytest.fixture
