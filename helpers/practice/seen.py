@@ -324,7 +324,7 @@ def _some_places(seen: _Seen) -> Values:
     pairs = [(_numbers(a[i]), _numbers(b[i])) for a, b in zip(values, right) for i in off]
     times = [None if a is None or b is None or a.shape != b.shape else _times(a, b) for a, b in pairs]
     said = {multiple(one) for one in times if one}
-    text = f" It is {said.pop()} what it should be." if None not in times and len(said) == 1 else ""
+    text = f" It is {said.pop()} what it should be." if None not in times and len(said - {"1 times"}) == 1 else ""
     return " and the ".join(WORDS[i] for i in off), of, text
 
 
@@ -390,9 +390,15 @@ NUMBERS = (
     (
         "inf or nan",
         lambda seen: _if(any(b.isfinite().all() and not a.isfinite().all() for a, b in seen.pairs)),
-        "There is an inf or a nan in it: from a division by 0, the log of 0, or exp of a large number.",
+        "There is an inf or a nan in it.",
     ),
     ("{} where {} is meant", _reduced_otherwise, "dist.all_reduce takes the {} in one place, not the {}."),
+    (
+        "right but for rounding",
+        lambda seen: _if(seen.is_times(1)),
+        "Every number is right to three digits, and the check asks for more. Was something computed in float16"
+        " or bfloat16?",
+    ),
     ("the wrong sign", lambda seen: _if(seen.is_times(-1)), "Every number has the wrong sign."),
     (
         "n times too large",

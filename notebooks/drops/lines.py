@@ -201,18 +201,27 @@ _not_yet: dict[str, bool] = {}  # name -> whether the last attempt in this kerne
 
 
 @contextmanager
+def by_the_course() -> Iterator[None]:
+    """In this block each line is the course's: what calls it is judged, and the line has its own check."""
+    global _judging
+    before, _judging = _judging, True
+    try:
+        yield
+    finally:
+        _judging = before
+
+
+@contextmanager
 def _ours_alone() -> Iterator[None]:
     """While a line is judged, the lines that it calls are the course's, and no profiler sees the judge: an
     attempt that calls a kept line must not be taken for one that calls the course's solution.
     """
-    global _judging
-    before, _judging, profiler = _judging, True, sys.getprofile()
+    profiler = sys.getprofile()
     sys.setprofile(None)
     try:
-        with _in_time():
+        with by_the_course(), _in_time():
             yield
     finally:
-        _judging = before
         sys.setprofile(profiler)
 
 
@@ -317,9 +326,7 @@ def keep(function: Callable, name: str, comment: str) -> str:
             return (
                 f"{path.name} has an error in line {e.lineno}, so this is not kept. Mend it, and check again."
             )
-    for line in _imports(_called(function)):
-        if line not in source.splitlines():
-            source = source.replace(FIRST, f"{FIRST}\n{line}", 1)
+    source = _with_imports(source, _imports(_called(function)))
     for one, text in functions.items():
         note = f"# {comment}\n" if one == name else ""
         source = f"{_without(source, one).rstrip()}\n\n\n{note}{text.strip()}\n"
@@ -332,12 +339,12 @@ def keep(function: Callable, name: str, comment: str) -> str:
         )
     if path is None:
         _in_kernel[0] = source
-        return f'From here on the column "predicted" is yours, until the kernel ends.{_to_copy()}'
+        return f'From here on the column "predicted" is yours, until the kernel ends.{_to_copy(functions)}'
     try:
         path.write_text(source, encoding="utf-8")
     except OSError as e:
         return f"{path.name} could not be written ({e.strerror}), so the course's line is used."
-    return f"It is kept in {path.name}, and used from here on.{sentence}{_to_copy()}"
+    return f"It is kept in {path.name}, and used from here on.{sentence}{_to_copy(functions)}"
 
 
 def _imports(functions: list[Callable]) -> list[str]:
@@ -359,11 +366,24 @@ def _imports(functions: list[Callable]) -> list[str]:
     return lines
 
 
-def _to_copy() -> str:
-    """On Colab each drop is a new machine, without the reader's file."""
+def _with_imports(source: str, imports: list[str]) -> str:
+    """The source with these imports below the course's own, which is put back where it is missing."""
+    lines = source.splitlines()
+    at = next((i for i, line in enumerate(lines) if line.startswith("from drops.lines import")), None)
+    if at is None:
+        tree = ast.parse(source)
+        at = tree.body[0].end_lineno if ast.get_docstring(tree) is not None else 0
+        lines.insert(at, FIRST)
+    lines[at + 1 : at + 1] = [line for line in imports if line not in lines]
+    return "\n".join(lines) + "\n"
+
+
+def _to_copy(functions: dict[str, str]) -> str:
+    """On Colab each drop is a new machine, without the reader's file: the lines to copy."""
     if "google.colab" not in sys.modules:
         return ""
-    return " On Colab the next drop runs on a new machine: take this cell along, and run it there."
+    copied = "\n\n".join(text.strip() for text in functions.values())
+    return f" On Colab the next drop runs on a new machine. Copy this into a cell there, and check it:\n\n{copied}"
 
 
 def _before(path: Path) -> tuple[str, str]:
@@ -374,7 +394,7 @@ def _before(path: Path) -> tuple[str, str]:
     if not path.is_file():
         return HEAD, ""
     source = path.read_text(encoding="utf-8", errors="replace")
-    if "from drops.lines import" in source:
+    if "from drops.lines import" in source or re.search(rf"^def ({'|'.join(LINES)})\(", source, re.M):
         ast.parse(source)
         return source, ""
     free = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(1))

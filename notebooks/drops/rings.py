@@ -52,15 +52,19 @@ def to_pass_on(rank: int, n: int, length: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def step_faults(run: Run) -> dict[str, bool | str]:
-    """The same for one step of a ring with the tensors of `to_pass_on`."""
+    """The same for one step of a ring with the tensors of `to_pass_on`. A value is (incoming, outgoing)."""
     n = run.n
     if run.error:
         return {}
-    held = [_marks(_number(rank["values"][0]), n) for rank in run.ranks]
+    held, kept = ([_marks(_number(rank["values"][0][which]), n) for rank in run.ranks] for which in (0, 1))
     sent = [f"rank {r}'s outgoing" for r in range(n)]
     wrong = [r for r in range(n) if held[r] != [sent[r - 1]]]
     if not wrong:
-        return {}
+        changed = any(kept[r] != [sent[r]] for r in range(n))
+        return {
+            "outgoing is changed": changed
+            and "Every rank receives the right numbers. Leave outgoing as it was."
+        }
     r = wrong[0]
     mine = " plus ".join(held[r]) or "something else"
     text = f"Rank {r}'s incoming has become {mine}; it should be {sent[r - 1]}."

@@ -301,6 +301,19 @@ def test_another_file_of_this_name_is_renamed_in_a_sentence(beside_progress):
         file.write_text("def cost(job, cut):\n    return 1\n")
 
 
+def test_a_file_without_the_courses_import_stays_the_readers(beside_progress):
+    file = beside_progress / "cost_model.py"
+    LINES["all_reduce"].check(written(beside_progress, "all_reduce", "return 2 * S - 2 * S / d"))
+    for first in ("", "from drops.lines import all_reduce  # mine\n"):
+        file.write_text(file.read_text().replace(f"{lines.FIRST}\n", first))
+        made = written(
+            beside_progress, "stage_sends", "return float(np.float64(e * T * h / t))", "import numpy as np"
+        )
+        assert "was another file" not in LINES["stage_sends"].check(made).text
+        assert {"all_reduce", "stage_sends"} == set(lines.kept().right)
+        assert "from drops.lines import" in file.read_text()
+
+
 def test_a_file_with_an_error_is_left_as_it_is(beside_progress):
     file, line = beside_progress / "cost_model.py", LINES["all_reduce"]
     made = written(beside_progress, "all_reduce", "return 2 * S - 2 * S / d")
@@ -318,10 +331,10 @@ def test_where_no_progress_is_kept_a_line_lives_as_long_as_the_kernel(tmp_path):
     )
 
 
-def test_on_colab_the_cell_is_to_be_taken_along(beside_progress, monkeypatch):
+def test_on_colab_the_line_is_printed_to_be_copied(beside_progress, monkeypatch):
     monkeypatch.setitem(lines.sys.modules, "google.colab", lines)
     answer = LINES["all_reduce"].check(written(beside_progress, "all_reduce", "return 2 * S - 2 * S / d"))
-    assert "take this cell along" in answer.text
+    assert answer.text.endswith("def all_reduce(S, d):\n    return 2 * S - 2 * S / d")
 
 
 @pytest.mark.parametrize(

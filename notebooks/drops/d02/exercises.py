@@ -85,7 +85,7 @@ step = OnRanks(
     ],
     tries=((4,), (3,), (2,)),
     inputs=lambda rank, n: [(*rings.to_pass_on(rank, n, length), rank, n) for length in (1000, 10)],
-    sees=lambda arguments, answer: arguments[1],
+    sees=lambda arguments, answer: (arguments[1].clone(), arguments[0].clone()),
     messages=True,
     praise="On 2, 3 and 4 ranks. A ring is this step, 2(n−1) times.",
     finds=_in_the_step,

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from drops import lines
 from drops.d11.cluster import BATCH, NODES, SIZES, TOKENS
 from drops.measured import BUSY
 from helpers import toy
@@ -90,7 +91,7 @@ def beyond_ideal(on_paper: dict) -> dict[str, dict[str, float]]:
 def by_hand() -> Table:
     """The toy's tensor parallel all-reduce of b·s·h float32 numbers on 4 and on 8 ranks, hop by hop. On equal
     links each hop waits for the hop before it. If one hop is slow, it is always busy, and the others wait for
-    it.
+    it. Predicted: the bytes of a step's all-reduces over the bandwidth, by the lines of drops 03 and 08.
     """
     payload, rows = 4 * BATCH * TOKENS * SIZES["hidden"], []
     for t, bandwidth, latency in (
@@ -102,11 +103,13 @@ def by_hand() -> Table:
         assert abs(hops * piece / bandwidth + latency - whole) < 1e-9
         slowest = f"{piece / 1e3:.1f} kB over {bandwidth / 1e6:.0f} MB/s: {1e3 * piece / bandwidth:.1f} ms"
         times = f"{1e3 * latency:.1f} ms", f"{1e3 * whole:.1f} ms", f"{16e3 * whole:.0f} ms"
-        rows.append([f"TP {t}", str(hops), slowest, *times])
-    return Table(
-        ["all-reduce", "hops", "a piece over the slowest", "latencies that show", "together", "16 of them"],
-        rows,
-    )
+        sent = lines.tp_sends(4, SIZES["hidden"], BATCH * TOKENS, t, 4)
+        reached = lines.bandwidth(
+            t, 1, NODES.gpus_per_node, NODES.intra_node_bandwidth, NODES.inter_node_bandwidth
+        )
+        rows.append([f"TP {t}", str(hops), slowest, *times, f"{1e3 * sent / reached:.0f} ms"])
+    columns = ["all-reduce", "hops", "a piece over the slowest", "latencies that show", "together"]
+    return lines.tp_sends.below(Table([*columns, "16 of them", "predicted"], rows), lines.bandwidth)
 
 
 def strong_and_weak(gpus=(8, 16, 32, 64)) -> dict[str, list[tuple[int, float]]]:

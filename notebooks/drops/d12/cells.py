@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from drops.d07 import on_ranks
+from drops.lines import bubble
 from helpers.practice import line
 from helpers.ranks import World
 from three_axes.count import Timeline
@@ -96,14 +97,28 @@ def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[simulation.Tim
     return timelines
 
 
+# Orders whose bubble the line of drop 07 gives -> its m, p, v.
+BY_THE_LINE = {
+    "1F1B, 8 stages": (M, P, 1),
+    "half the microbatch, m = 26": (2 * M, P, 1),
+    "4 stages, TP 2": (M, P // 2, 1),
+    "interleaved, v = 2": (M, P, 2),
+    "interleaved, v = 4": (M, P, 4),
+}
+
+
 def side_by_side(timelines: dict) -> Table:
-    """Bubbles on paper and on the ranks, and the measured step as a multiple of 1F1B's."""
+    """Bubbles by the line of drop 07, on paper and on the ranks, and the measured step as a multiple of
+    1F1B's.
+    """
     plain = timelines["1F1B, 8 stages"][1].makespan
-    rows = [
-        [name, f"{simulated.bubble:.1%}", f"{real.bubble:.1%}", f"{real.makespan / plain:.2f}"]
-        for name, (simulated, real) in timelines.items()
-    ]
-    return Table(["order", "bubble, predicted", "measured", "step, 1F1B being 1"], rows)
+    rows = []
+    for name, (simulated, real) in timelines.items():
+        predicted = f"{bubble(*BY_THE_LINE[name]):.1%}" if name in BY_THE_LINE else ""
+        bubbles = predicted, f"{simulated.bubble:.1%}", f"{real.bubble:.1%}"
+        rows.append([name, *bubbles, f"{real.makespan / plain:.2f}"])
+    columns = ["order", "bubble, predicted", "simulated", "measured", "step, 1F1B being 1"]
+    return bubble.below(Table(columns, rows))
 
 
 def published() -> Table:

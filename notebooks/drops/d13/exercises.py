@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from typing import NamedTuple
 
@@ -275,7 +275,7 @@ def _addend(attempt: Callable) -> str:
     """A sentence on the addend of memory that is off: activations grow with b, states with N, the rest with
     neither.
     """
-    memory = lambda of, case: of(*case)[-1]
+    memory = lambda of, case: _by_the_course(of, *case)[-1]
     job, cut = max(_cases(), key=lambda case: _differ(memory(attempt, case), memory(cost, case)))
     grown = {"activations": (job, cut._replace(b=2 * cut.b)), "states": (job._replace(N=2 * job.N), cut)}
     for name, more in grown.items():
@@ -283,6 +283,11 @@ def _addend(attempt: Callable) -> str:
         if _differ(mine, ours) > NEAR:
             return f"It is your {name} that are off: where they double, you add {mine / ours:.2f} times ours."
     return "States and activations are right, the rest is not."
+
+
+def _by_the_course(attempt: Callable, job: Given, cut: Cut):
+    with lines.by_the_course():
+        return attempt(job, cut)
 
 
 class _TermByTerm(Asked):
@@ -312,8 +317,10 @@ class _TermByTerm(Asked):
         return ""  # `judged` writes this text
 
     def verdict(self, attempt: Callable) -> Answer:
-        """As for other exercises, and a right attempt is written into a file for drop 14."""
-        answer = super().verdict(attempt)
+        """As for other exercises, and a right attempt is written into a file for drop 14. The lines that it
+        calls are the course's.
+        """
+        answer = super().verdict(attempt if attempt is self.reference else partial(_by_the_course, attempt))
         if answer.misconception == f"your line for {Cost._fields[-1]}":
             answer.text += f" {_addend(attempt)}"
         if answer.kind == "right" and attempt is not self.reference:

@@ -8,9 +8,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from drops import d13
+from helpers.practice import Defence
 from three_axes.plan import (
     CLUSTERS,
     FRAMEWORKS,
+    Estimate,
     Job,
     Layout,
     Plan,
@@ -253,22 +255,41 @@ def your_job(cost: Callable, model: str, cluster: str, gpus: int, batch: int, se
         raise ValueError(f"no layout fits {gpus} × {cluster} with a tenth of a GPU free: {needs}")
     first = sorted(fits, key=lambda cut: costs[cut].seconds)[:5]
     estimates = [estimate(job, d13.layout_of(cut)) for cut in first]
-    best, rows, has = plan(job, gpus=gpus, cp=1).best, [], job.cluster.device.memory
+    rows, has = [], job.cluster.device.memory
     for cut, theirs in zip(first, estimates):
         mine = costs[cut]
-        held = f"{theirs.memory_bytes / 1e9:.0f} GB" + ", too much" * (theirs.memory_bytes > has)
+        room = ", too much" if theirs.memory_bytes > has else ", tight" * theirs.tight
+        held = f"{theirs.memory_bytes / 1e9:.0f} GB{room}"
         seconds = f"{mine.seconds:.3g} s", f"{theirs.step_seconds:.3g} s"
         rows.append([str(cut), *seconds, f"{mine.memory / 1e9:.0f} GB", held])
     columns = ["DP · TP · PP", whose(cost), "the planner", "memory", "the planner"]
     made = Table(columns, rows, title=f"{job.model.name} on {gpus} × {cluster}, {batch} × {seq_len:,} tokens")
-    made.note = f"The planner's best: {best.layout}, {best.seconds:.3g} s; your first row"
-    made.note += (
-        f" there: {estimates[0].step_seconds:.3g} s, {estimates[0].step_seconds / best.seconds - 1:+.1%}"
-    )
-    launching = estimates[0].time["waiting for the host"] / estimates[0].step_seconds
-    if launching > 0.1:
-        made.note += f". {launching:.0%} of that is launching kernels, which the lines leave out"
+    fit = [one for one in estimates if one.memory_bytes <= has and not one.tight]
+    made.note = _beside_the_best(job, gpus, fit)
     return made
+
+
+def _beside_the_best(job: Job, gpus: int, mine: Sequence[Estimate]) -> str:
+    """Sentences on the planner's best, with FSDP among its layouts, and on the first of `mine` there."""
+    made = plan(job, gpus=gpus, cp=1)
+    bests = [made.estimate(), Defence(made, made.best.layout).pure] if made.ranked else []
+    bests = [one for one in bests if one and not one.tight]
+    if not bests:
+        return "By the planner no layout leaves a tenth of the GPU free."
+    best = min(bests, key=lambda one: one.step_seconds)
+    text = f"The planner's best: {best.layout}, {best.step_seconds:.3g} s; "
+    if not mine:
+        return f"{text}by the planner none of these five fits"
+    behind = mine[0].step_seconds / best.step_seconds - 1
+    text += f"your first row that fits there: {mine[0].step_seconds:.3g} s, {behind:+.1%}"
+    if behind > 0.1:
+        lost = {term: seconds - best.time.get(term, 0.0) for term, seconds in mine[0].time.items()}
+        most = max(lost, key=lambda term: lost[term])
+        text += f", most of it {'the output layer' if most == 'head' else most}"
+    launching = mine[0].time["waiting for the host"] / mine[0].step_seconds
+    if launching > 0.1:
+        text += f". {launching:.0%} of that is launching kernels, which the lines leave out"
+    return text
 
 
 def _can_be(job: Job, cut: d13.Cut) -> bool:

@@ -72,7 +72,7 @@ def case(
 ) -> tuple[Given, list[Cut], float]:
     """(job, cuts, room): the arguments of `defence` for a model on a cluster. The layouts are all that divide
     the model, the GPUs and the batch, with and without recompute: under ZeRO-1, or under FSDP where there is
-    data parallelism alone. sizes_of_b: the sizes of a microbatch. ends: also stages that divide the layers
+    data parallelism alone (`ends`: under both). sizes_of_b: the sizes of a microbatch. ends: also stages that divide the layers
     with the embedding and the output layer counted; and no stages so small that the output layer is more than
     a fifth of one, because the lines share it out over all stages.
     """
@@ -89,9 +89,10 @@ def case(
             chunks = [v for v in range(1, 9) if divides(p * v) and (p > 1 or v == 1)]
             for b in (b for b in sizes_of_b if batch % (d * b) == 0):
                 m = batch // (d * b)
-                zero = 3 if t * p == 1 else 1
+                zeros = (1,) if t * p > 1 else (1, 3) if ends else (3,)
                 cuts += [
                     Cut(d, t, p, b, v, zero, again)
+                    for zero in zeros
                     for v in chunks
                     if v == 1 or m % p == 0  # interleaved 1F1B goes round all stages with p microbatches
                     for again in (0, 1)
