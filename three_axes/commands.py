@@ -67,8 +67,6 @@ def _class(parser: Parser) -> None:
     part = parts.add_parser("collect", help="for the teacher: the tables")
     part.add_argument("folder", type=Path, help="folder of the progress files")
     part.add_argument("--csv", type=Path, metavar="FILE", help="write who tried what, for a spreadsheet")
-    names = "say who has handed in nothing; FILE has a student's name on each line"
-    part.add_argument("--roster", type=Path, metavar="FILE", help=names)
 
 
 COMMANDS = {

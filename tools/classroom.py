@@ -4,8 +4,7 @@ Each student runs `three-axes class quiz before` in the folder of the notebooks,
 and hands in the progress.json of that folder. Put these files into FOLDER as NAME.json or as
 NAME/progress.json. `three-axes class collect FOLDER` prints the exercises that the fewest students have
 passed, the mistakes in them with the course's advice, the results of the quiz, and a line for each student.
-With --roster, a file with a name on each line, it also says who has handed in nothing. Nothing is sent
-anywhere.
+Nothing is sent anywhere.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import re
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 from helpers.practice import NAMES, STORIES, Done, Quiz, advice_to, exercises, read_progress
@@ -45,26 +43,6 @@ def collect(folder: Path) -> tuple[Class, list[tuple[str, str]]]:
         except (OSError, ValueError) as e:
             unread.append((who, plain(e, 2000)))
     return students, unread
-
-
-def absent(handed_in: Iterable[str], roster: Path) -> list[str]:
-    """Two sentences at most: who of the roster has handed in nothing, and who is not on the roster. Names are
-    compared without regard to capitals. Raises ValueError if the roster has no names, or cannot be read.
-    """
-    try:
-        lines = roster.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        raise ValueError(f"cannot read {plain(roster)}: {plain(e)}") from None
-    names = [name for line in lines if (name := plain(" ".join(line.split())))]
-    if not names:
-        raise ValueError(f"{plain(roster)} has no names; write one on each line")
-    there = {Path(who).name.casefold(): who for who in handed_in}
-    missing = [name for name in names if name.casefold() not in there]
-    others = sorted(there.keys() - {name.casefold() for name in names})
-    found = [f"{len(missing)} of {len(names)} have no progress file: {', '.join(missing) or 'nobody'}."]
-    if others:
-        found.append(f"Not on the roster: {', '.join(there[name] for name in others)}.")
-    return found
 
 
 def _mistakes(counted: Counter) -> str:
@@ -173,9 +151,8 @@ def run(args: Namespace) -> int:
     students, unread = collect(args.folder)
     some = [table for table in (advice(students), gain(students)) if table.rows]
     tables = [to_discuss(students), *some, by_student(students)]
-    missing = absent([who for who, _ in students + unread], args.roster) if args.roster else []
     with fitted(sys.stdout):
-        status = put("\n\n".join([*map(repr, tables), *missing, *(said for _, said in unread)]))
+        status = put("\n\n".join([*map(repr, tables), *(said for _, said in unread)]))
     if args.csv:
         try:
             with open(args.csv, "w", newline="", encoding="utf-8") as f:

@@ -174,14 +174,14 @@ def ranking(plan, rows: int = 8) -> Picture:
         look = {"color": colour, "hatch": hatch, "edgecolor": INK if colour == PAPER else PAPER}
         ax.barh(rows_with, sizes[rows_with], 0.68, left=base[rows_with], label=name, **look)
         base += sizes
-    for y, (row, total) in enumerate(zip(best, base)):
-        label = f" {total:.2f} s · {row.memory / 1e9:.0f} GB"
-        ax.text(total, y, label, va="center", fontsize=9, bbox=dict(facecolor=PAPER, lw=0, pad=0))
-    name_rows(ax, names)
     tie = (1 + plan.sure.apart) * base[0]
+    for y, (row, total) in enumerate(zip(best, base)):
+        label = f"{total:.2f} s · {row.memory / 1e9:.0f} GB"
+        ax.text(1.02 * max(base.max(), tie), y, label, va="center", fontsize=9)
+    name_rows(ax, names)
     ax.axvline(tie, color=INK, ls="--", lw=1)
     ax.set(
-        xlim=(0, 1.2 * max(base.max(), tie)),
+        xlim=(0, 1.22 * max(base.max(), tie)),
         xlabel=f"seconds of a step; a tie up to the dashed line, {tie:.2f}",
         title=f"{job.model.name} on {plan.gpus} × {job.cluster.device.name}, batch {job.global_batch},"
         f" under {job.framework.name}",
@@ -226,7 +226,8 @@ def layouts(
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(9.6, 0.44 * len(rows) + 1.15), width_ratios=(2.3, 1), sharey=True
     )
-    longest, held = max(seconds.values()), max(size for _, size in rows.values()) / 1e9
+    longest = max(seconds.values())
+    held = max(card, *(size for _, size in (*rows.values(), *marks.values()))) / 1e9
     for y, name in enumerate(order):
         parts, size = rows[name]
         out, base = size > card, 0.0
@@ -243,8 +244,8 @@ def layouts(
         left.text(base + 0.014 * longest, y, label, va="center", fontsize=10, bbox=paper, **bold)
         colour = "#D55E00" if out else "#E69F00" if size > room else "#777777"
         right.barh(y, size / 1e9, 0.66, color=colour, edgecolor=PAPER)
-        end = max(size, marks.get(name, (0, 0))[1]) / 1e9 + 0.02 * held
-        right.text(end, y, f"{size / 1e9:.0f}", va="center", fontsize=10, bbox=paper, **bold)
+        both = " | ".join(f"{one / 1e9:.0f}" for one in (size, *marks.get(name, ())[1:]))
+        right.text(1.04 * held, y, both, va="center", fontsize=10, **bold)
         words.append(f"{name}: {label}, {size / 1e9:.0f} GB")
         for ax, mark in zip((left, right), marks.get(name, ())):
             at = mark if ax is left else mark / 1e9
@@ -255,11 +256,11 @@ def layouts(
     right.axvline(card / 1e9, color="#D55E00", lw=1.8, ls="--")
     right.axvline(room / 1e9, color=INK, lw=1, ls=":")
     left.set(xlabel=f"seconds of a step; bars: {whose[0]}, lines: {whose[1]}", xlim=(0, 1.25 * longest))
-    right.set(xlabel=f"GB; dashed: the GPU's {card / 1e9:.0f}\ndotted: a tenth free", xlim=(0, 1.15 * held))
+    right.set(xlabel=f"GB; dashed: the GPU's {card / 1e9:.1f}\ndotted: a tenth free", xlim=(0, 1.4 * held))
     right.tick_params(axis="y", length=0, labelleft=False)
     figure.legend(loc="outside upper left", ncols=len(TERMS), fontsize=10)
     return Picture(
         figure,
         f"Layouts, those that fit first, fastest first, by {whose[0]}. {'; '.join(words)}. The GPU has"
-        f" {card / 1e9:.0f} GB; with a tenth free, {room / 1e9:.0f}.",
+        f" {card / 1e9:.1f} GB; with a tenth free, {room / 1e9:.0f}.",
     )

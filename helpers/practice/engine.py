@@ -24,6 +24,8 @@ row: a name, advice, and proofs, of which one is enough:
     - error: `PATTERN` an error of a rank, 'IndexError: list…', matches this regular expression. `WrongForm`
                        matches if the answer has another form (type, shape or dtype) than the solution's
 
+`- hint: 2` says which of the exercise's hints is about the mistake: a reader who asks gets it first.
+
 A row without these has advice on a mistake that the exercise's function `finds` names. Rows are tried in
 order. What `finds` names without a row comes after them.
 """
@@ -50,7 +52,7 @@ from tqdm.auto import tqdm
 from three_axes.table import human
 
 from ..ranks import RankError, World
-from .exercise import NAME, Answer, Exercise, NotCounted, crashed, names_in, numbers_in, right, stopped, wrong
+from .exercise import Answer, Exercise, NotCounted, crashed, names_in, numbers_in, right, stopped, wrong
 from .runs import Observer, Run, alike, differs, facts_so_far, limited, noting_help, observed, sendable
 from .seen import describe_form, describe_numbers, describe_tries
 
@@ -75,15 +77,17 @@ UNNAMED = {
 CATCH_ALL = "another ", "other "  # how names begin of rows for all mistakes that have no other row
 DIFF = re.compile(r"^```diff\n(.*?)^```$", re.M | re.S)
 PROOF = re.compile(r"^- (\w+): `(.+)`$", re.M)
+HINT = re.compile(r"^- hint: (\d+)$", re.M)
 HUNK = re.compile(r"((?:^-.*\n)*)((?:^\+.*\n)*)", re.M)
 
 
 @dataclass
 class Mistake:
-    """One row: a name, the advice, and its proofs."""
+    """One row: a name, the advice, its proofs, and the number of the hint that is about it (0: none is)."""
 
     name: str
     advice: str = ""
+    hint: int = 0
     edits: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
@@ -99,8 +103,10 @@ def mistakes_of(text: str, exercise: str) -> list[Mistake]:
                 proofs = PROOF.findall(body)
                 if unknown := {kind for kind, _ in proofs} - {"error"}:
                     raise ValueError(f"{name!r} has a proof {unknown}; a proof is a diff or an error")
-                advice = " ".join(PROOF.sub("", DIFF.sub("", body)).split())
-                rows.append(Mistake(name, advice, DIFF.findall(body), [pattern for _, pattern in proofs]))
+                advice = " ".join(HINT.sub("", PROOF.sub("", DIFF.sub("", body))).split())
+                hint = int(next(iter(HINT.findall(body)), 0))
+                errors = [pattern for _, pattern in proofs]
+                rows.append(Mistake(name, advice, hint, DIFF.findall(body), errors))
     return rows
 
 
@@ -185,11 +191,10 @@ class Compared(Exercise):
         """The advice of the row of this name, '' if there is none."""
         return next((row.advice for row in self.rows if row.name == mistake), "")
 
-    def names_of(self, mistake: str) -> set[str]:
-        """Also the names in lines of the solution that the mistake's diff takes out."""
-        edits = [edit for row in self.rows if row.name == mistake for edit in row.edits]
-        of = lambda sign: set(NAME.findall("\n".join(re.findall(rf"^{sign}(.*)", "\n".join(edits), re.M))))
-        return super().names_of(mistake) | of("-") - of(r"\+")
+    def about(self, mistake: str) -> str:
+        """The hint that the row of this name asks for; '' if it asks for none."""
+        number = next((row.hint for row in self.rows if row.name == mistake), 0)
+        return self.hints[number - 1] if number else ""
 
     @property
     def asks(self) -> list[str]:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # ranks import this module, and do not need matplotlib
 
 # Kind of answer -> the mark before its text.
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!", "not counted": "○"}
-NAME = re.compile(r"\b[a-z]+_\w+")  # a name with an underscore is code, not English
 COLOURS = {"right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}  # else grey
 PRINTS = 1000  # lines; if a call ends too late and a rank printed more, the answer says that printing is slow
 
@@ -223,20 +222,19 @@ class Exercise:
     def _solution(self) -> str:
         return textwrap.dedent(inspect.getsource(self.reference))
 
-    def names_of(self, mistake: str) -> set[str]:
-        """The functions' names, such as copy_to_tp, that belong to a mistake: those in its advice."""
-        return set(NAME.findall(self.advice(mistake)))
+    def about(self, mistake: str) -> str:
+        """The hint that is about a mistake; '' if none is, as here; subclasses have them."""
+        return ""
 
     def hint(self) -> _Text:
-        """The next hint: the one that alone has a name which belongs to the last mistake, otherwise the first
-        that was not shown. After the last one, where to find the solution.
+        """The next hint: the one that is about the last mistake, otherwise the first that was not shown.
+        After the last one, where to find the solution.
         """
-        steps, names = self.steps, self.names_of(self._mistake)
+        steps, about = self.steps, self.about(self._mistake)
         if len(self._shown) == len(steps):
             return _Text("That was the last hint. solution() shows one way to do it.")
         left = [place for place in range(len(steps)) if place not in self._shown]
-        about = [steps.index(hint) for hint in self.hints if names & set(NAME.findall(hint))]
-        place = about[0] if len(about) == 1 and about[0] in left else left[0]
+        place = steps.index(about) if about and steps.index(about) in left else left[0]
         self._shown.append(place)
         return _Text(f"Hint {place + 1} of {len(steps)}: {steps[place]}")
 
@@ -400,7 +398,8 @@ def crashed(error: RankError) -> Answer:
         message = all(at["op"] in ("send", "recv") for at in waits)
         name = "a message with one end" if message else "a collective that not all ranks call"
         return Answer("crashed", error.report, name)
-    inside = raised and not any(lines.are_readers(one.lines) for one in raised)
+    waits_in_theirs = any(s.where and s.where["line"] for s in error.seen)
+    inside = raised and not waits_in_theirs and not any(lines.are_readers(one.lines) for one in raised)
     return Answer("crashed", (f"{INSIDE}\n\n" if inside else "") + error.report)
 
 

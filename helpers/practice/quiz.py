@@ -175,7 +175,7 @@ def half_the_microbatch(held: int, activations: int) -> Question:
         f"A GPU holds {held} GB of states and {activations} GB of activations. You halve its microbatch, and"
         " run twice as many, one after another. What does it hold?",
         _sorted(held + activations / 2, wrong, "{:g} GB".format),
-        ("10", "The same crash, and four ways out"),
+        ("10", "The same crash, and what lets it through"),
     )
 
 

@@ -323,8 +323,8 @@ def _some_places(seen: _Seen) -> Values:
         return None
     pairs = [(_numbers(a[i]), _numbers(b[i])) for a, b in zip(values, right) for i in off]
     times = [None if a is None or b is None or a.shape != b.shape else _times(a, b) for a, b in pairs]
-    said = {multiple(one) for one in times if one}
-    text = f" It is {said.pop()} what it should be." if None not in times and len(said - {"1 times"}) == 1 else ""
+    said = {multiple(one) for one in times if one} - {"1 times"}
+    text = f" It is {said.pop()} what it should be." if None not in times and len(said) == 1 else ""
     return " and the ".join(WORDS[i] for i in off), of, text
 
 
@@ -396,8 +396,8 @@ NUMBERS = (
     (
         "right but for rounding",
         lambda seen: _if(seen.is_times(1)),
-        "Every number is right to three digits, and the check asks for more. Was something computed in float16"
-        " or bfloat16?",
+        "Every number is right to three digits, and the check asks for more. Was something computed in"
+        " float16 or bfloat16?",
     ),
     ("the wrong sign", lambda seen: _if(seen.is_times(-1)), "Every number has the wrong sign."),
     (

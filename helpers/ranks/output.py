@@ -77,6 +77,7 @@ def fold(texts: list[str]) -> str:
         if text := text.rstrip("\n"):
             printed_by.setdefault(text, []).append(rank)
     parts = []
+    width = max((len(ranks(members)) for text, members in printed_by.items() if "\n" not in text), default=0)
     for text, members in printed_by.items():
         body = text.split("\n")
         if (surplus := len(body) - 2 * LINES) > 1:
@@ -85,7 +86,7 @@ def fold(texts: list[str]) -> str:
             dropped = [int(found[1].replace(",", "")) - 3 for found in map(LEFT_OUT.fullmatch, body) if found]
             body[LINES:-LINES] = [f"… {surplus + sum(dropped):,} lines left out …"]
         if len(body) == 1:
-            parts.append(f"{ranks(members)} │ {text}")
+            parts.append(f"{ranks(members):{width}} │ {text}")
         else:
             parts.append("\n".join([f"{ranks(members)}", *("  │ " + line for line in body)]))
     return "\n".join(parts)

@@ -383,7 +383,9 @@ def _to_copy(functions: dict[str, str]) -> str:
     if "google.colab" not in sys.modules:
         return ""
     copied = "\n\n".join(text.strip() for text in functions.values())
-    return f" On Colab the next drop runs on a new machine. Copy this into a cell there, and check it:\n\n{copied}"
+    return (
+        f" On Colab the next drop runs on a new machine. Copy this to a cell there, and check it:\n\n{copied}"
+    )
 
 
 def _before(path: Path) -> tuple[str, str]:

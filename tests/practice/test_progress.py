@@ -457,25 +457,6 @@ def test_a_class_answers_the_quiz_and_sees_its_gain(monkeypatch, tmp_path, capsy
     assert main(["class", "quiz", "after"]) == 2 and "nothing of it is kept" in capsys.readouterr().err
 
 
-def test_a_roster_says_who_has_handed_in_nothing(tmp_path, capsys):
-    for file in ("Seat One.json", "morning/two/progress.json", "guest.json"):
-        (tmp_path / "in" / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / file).write_text("[]" if file == "guest.json" else "{}")
-    names, command = tmp_path / "names.txt", ["class", "collect", str(tmp_path / "in"), "--roster"]
-    from_windows = "\ufeffseat  one\r\n\r\nTwo\r\nThree\x1b[2J\r\n"
-    names.write_bytes(from_windows.encode())
-    assert main([*command, str(names)]) == 1, "guest.json cannot be read"
-    told = capsys.readouterr().out
-    assert "1 of 3 have no progress file: Three�[2J." in told and "Not on the roster: guest." in told
-    names.write_text("two\nSeat One\nguest\n")
-    main([*command, str(names)])
-    told = capsys.readouterr().out
-    assert "0 of 3 have no progress file: nobody." in told and "Not on the roster" not in told
-    for content, said in ((b"\n", "has no names; write one on each line"), (b"\xff", "cannot read")):
-        names.write_bytes(content)
-        assert main([*command, str(names)]) == 2 and said in capsys.readouterr().err
-
-
 def test_a_students_file_can_neither_stop_the_class_nor_control_the_terminal(tmp_path, capsys):
     given = {"exercises": {"=exercise\x1b[2J": {"tries": 1, "mistakes": {"@mistake": 1}}}}
     (tmp_path / "+good\x1b[2J.json").write_text(json.dumps(given))

@@ -156,7 +156,7 @@ class Plan:
         behind = mine.step_seconds / best.step_seconds - 1
         gains = sum(s for s, k in loses if s > 0) - (mine.step_seconds - best.step_seconds)
         return (
-            f"number {place + 1} of the {len(self.by_axes)} that fit: {mine.step_seconds:.2f} s,"
+            f"number {place + 1} of the {len(self.by_axes)} tuples that fit: {mine.step_seconds:.2f} s,"
             f" {behind:.1%} slower than {best.layout.axes}{', a tie' * self.ties(self.by_axes[place])}.\n"
             f"It loses {named}" + (f", and wins back {gains:.2f} s elsewhere." if gains >= 0.005 else ".")
         )

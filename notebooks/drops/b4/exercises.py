@@ -174,7 +174,7 @@ SIGNS = (
 LINES = {
     1: ("if (y > 0).any()",),
     2: ("if step == save_at",),
-    3: ("except OSError", "pass", "read(seed"),  # the call that fails, and the clause that hides it
+    3: ("except OSError", "read(seed"),  # the call that fails, and the clause that hides it
     4: ("in shard(",),
     5: ("in ready(",),
     6: ("route(seed",),
@@ -205,8 +205,9 @@ def lines_of(number: int) -> list[int]:
 def diagnoses():
     """{run: (rank, line, cause)} of at least three of the runs, without the one that was shown.
 
-    rank: the one that caused it. line: of the script, the one that sends this rank another way: an `if`, a
-    `for`, a call, an `except`; not one in which ranks wait. cause: of b4.CAUSES.
+    rank: the one that caused it. line: of the script, one that sends this rank another way: an `if`, a
+    `for`, a call, an `except`; not one in which ranks wait. Of a call that fails and the `except` around it
+    either is right. cause: of b4.CAUSES.
     """
     from collections import Counter
 

@@ -70,6 +70,9 @@ def _mistaken(run: Run, truth: Run) -> tuple[str, str] | None:
     for (held, twin), answer, was in zip(_gradients(), run.values, truth.values):
         if answer != was:
             size = f" Their numbers are about {twin.abs().max():.0e}." * bool(twin.abs().max() < 1e-3)
+            if answer == "right":
+                ranks = torch.stack(list(held))
+                size += f" Two of them are {(ranks.amax(0) - ranks.amin(0)).max():.1e} apart."
             text = f"On {len(held)} ranks you say {answer!r}. {EVIDENCE[was]}{size}"
             return f"{answer} where it was {was}", text
     return None

@@ -62,7 +62,7 @@ def answer(world: World) -> tuple[str, str]:
 
     world.run(both_ways)
     why = (
-        "One forward, at *y*, and one backward, at *x*. Between the products nothing is sent: the columns"
-        " that a rank computed are the columns that its rows of down need."
+        "One forward, at *y*, and one backward, at *x*. Between the products nothing is sent: a"
+        " rank's rows of `down` need just the columns that it has computed."
     )
     return str(world.traffic.calls("all_reduce")), why

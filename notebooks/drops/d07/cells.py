@@ -16,7 +16,7 @@ from three_axes.count import Timeline, Traffic, clock
 from three_axes.paper import SCHEDULES, Schedule, simulate, simulation
 from three_axes.table import Table
 
-line = lines.bubble  # the reader's, or the course's
+line, stage_sends = lines.bubble, lines.stage_sends  # the reader's, or the course's
 
 # Seconds of a forward in a `toy.StandIn`, a stage that only takes time; each half of backward takes as long.
 UNIT = 0.030

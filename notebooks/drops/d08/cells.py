@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -16,7 +15,7 @@ from helpers.emulate import networks
 from helpers.ranks import World, current
 from three_axes.count import Traffic, shortest
 from three_axes.paper import SCHEDULES, Placement
-from three_axes.plan import MODELS, TOY, Job, Layout, find_model, sent
+from three_axes.plan import Job, Layout, find_model, sent
 from three_axes.table import Table, human
 
 line = lines.bandwidth  # the reader's, or the course's
@@ -34,18 +33,6 @@ def in_words(sizes: dict[str, int]) -> str:
 
 # Emulated: a rank sends 20 MB/s inside its node, and 1 MB/s out of it.
 NODES = networks.nodes("two nodes of four", 4, 20e6, 1e6)
-
-
-def expected_bytes(
-    hidden: int, b: int, s: int, d: int, p: int, t: int, rank: int = 0, layers: int = 4
-) -> dict[str, float]:
-    """Bytes that a rank sends along each axis in one step of the toy, in float32, by the planner's list of
-    operations.
-    """
-    layout = Layout(dp=d, tp=t, pp=p, sequence_parallel=False)
-    model = replace(MODELS["toy"], hidden=hidden, layers=layers, ffn=4 * hidden, head_dim=hidden // 4)
-    stage = Placement(layout.sizes).coordinates(rank)["pp"]
-    return sent(Job(model, global_batch=b, seq_len=s, framework=TOY), layout, stage)
 
 
 def by_lines() -> dict[str, float]:

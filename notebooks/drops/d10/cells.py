@@ -24,7 +24,7 @@ from three_axes.table import Table, human
 line = lines.activations  # the reader's, or the course's
 REMEDIES = (
     "nothing",
-    "DP on 8 ranks, a rank keeps its examples",
+    "DP on 8 ranks, each with as many examples",
     "ZeRO-1",
     "ZeRO-3",
     "4 microbatches",
@@ -184,7 +184,7 @@ def ladder(tried: dict[str, dict]) -> Table:
         paper, end = predicted(name), "fits" if r["fits"] else "out of memory"
         rows.append([name, human(paper), f"{r['peak'] / paper:.1f}", end])
     columns = ["remedy", "predicted peak", "measured ÷ predicted", f"under {human(LADDER_BUDGET)}"]
-    return line.below(Table(columns, rows, title="one rank, the batch with long sequences"))
+    return line.below(Table(columns, rows, title="the fullest rank, the batch with long sequences"))
 
 
 def prices(tried: dict[str, dict]) -> Table:

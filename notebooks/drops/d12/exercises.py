@@ -79,8 +79,8 @@ def _on_eight_ranks(run: Run) -> Answer:
         real, of_1f1b = (on_ranks(world, order, again=False).makespan for order in orders)
     steps = real / of_1f1b, paper(orders[0]).makespan / paper(orders[1]).makespan
     return right(
-        "Of 21 idle units W fills 14, since nobody waits for it. No message is added. The 7 that are left are"
-        " the first microbatch's way down.",
+        "Of 21 idle units W fills 14, since nobody waits for it. No message is added. The 7 that are left"
+        " are the last rank's: it waits until the first microbatch has passed the others.",
         *_on_paper(run, run),
         ("a step on eight real ranks, 1F1B's being 1", f"{steps[0]:.2f}", f"{steps[1]:.2f} on paper"),
     )

@@ -187,14 +187,14 @@ def defended(cost: Callable) -> str:
         crosses[cut] = " and ".join(far) or "nothing"
     all_of = lambda tell: ", ".join(tell(cut) for cut in three)
     held = the_plan().sure.held
-    most = lambda cut: f"{held * planned(cut)[1] / 1e9:.0f}"
+    most = lambda cut: f"{held * planned(cut)[1] / 1e9:.1f}" + " (too much)" * (held * planned(cut)[1] > CARD)
     why = ", because PP alone crosses nodes, and sends least" if crosses[best] == "PP" else ""
     said = [
         f"A tie: {'; '.join(map(shown, three))}.",
         f"Seconds: by {whose(cost)} {all_of(lambda cut: f'{cost(JOB, cut).seconds:.1f}')};"
         f" by the planner, under Megatron-LM, {all_of(lambda cut: f'{planned(cut)[0]:.1f}')}.",
         "What breaks the tie, in this order of layouts:",
-        f"  memory: {all_of(lambda cut: f'{cost(JOB, cut).memory / 1e9:.0f}')} of {CARD / 1e9:.0f} GB by"
+        f"  memory: {all_of(lambda cut: f'{cost(JOB, cut).memory / 1e9:.0f}')} of {CARD / 1e9:.1f} GB by"
         f" {whose(cost)}, {all_of(lambda cut: f'{planned(cut)[1] / 1e9:.0f}')} by the planner",
         f"    (8 of 10 published runs held up to {held:.2f} times what the planner says: that would be"
         f" {all_of(most)});",

@@ -72,9 +72,9 @@ def case(
 ) -> tuple[Given, list[Cut], float]:
     """(job, cuts, room): the arguments of `defence` for a model on a cluster. The layouts are all that divide
     the model, the GPUs and the batch, with and without recompute: under ZeRO-1, or under FSDP where there is
-    data parallelism alone (`ends`: under both). sizes_of_b: the sizes of a microbatch. ends: also stages that divide the layers
-    with the embedding and the output layer counted; and no stages so small that the output layer is more than
-    a fifth of one, because the lines share it out over all stages.
+    data parallelism alone. sizes_of_b: the sizes of a microbatch. ends: under both there; also stages that
+    divide the layers with the embedding and the output layer counted; and no stages so small that the output
+    layer is more than a fifth of one, because the lines share it out over all stages.
     """
     given, _ = d13.as_written(Job(model, cluster, batch, seq_len, FRAMEWORKS["megatron-lm"]), Layout())
     divides = lambda stages: any(layers % stages == 0 for layers in (model.layers, model.layers + 2 * ends))
