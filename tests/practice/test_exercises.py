@@ -147,6 +147,8 @@ def test_after_a_named_mistake_the_first_hint_is_that_mistakes():
     shown = [str(d03.mlp.hint()) for _ in d03.mlp.steps]
     assert shown[0].startswith("Hint 4 of 4: Backward, each rank has") and "copy_to_tp" in shown[0]
     assert [one[:6] for one in shown[1:]] == ["Hint 1", "Hint 2", "Hint 3"]
+    for exercise in WITH_EDITS.values():
+        assert all(0 <= row.hint <= len(exercise.hints) for row in exercise.rows), exercise.name
 
 
 def test_other_arguments_and_no_function_are_refused():
