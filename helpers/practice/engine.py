@@ -335,8 +335,7 @@ class Compared(Exercise):
     def _crashed(self, mine: Run, truth: Run, passed: Sequence[tuple]) -> Answer:
         """The answer to a crash or a hang, with the mistake's name if the recorded facts prove one."""
         where = f"On {mine.n} ranks: " if mine.n > 1 else ""
-        answer = stopped(mine.error)
-        if answer and answer.kind == "not counted":
+        if answer := stopped(mine.error):
             return answer
         # An attempt that crashed on one rank alone has recorded nothing.
         found, seen = (mine.attempt and self.finds(mine, truth)) or ("", "")
@@ -345,8 +344,6 @@ class Compared(Exercise):
             if raised or row.name == found:
                 text = f"{where}{_text_of(row, '' if raised else seen)}\n\n{mine.error.report}"
                 return Answer("crashed", text, row.name)
-        if answer:
-            return answer
         answer = _all_do_the_same(mine) or crashed(mine.error)
         # A number is written in the code; 2 is in many right attempts.
         written = any(n in numbers_in(mine.attempt) for n, *_ in passed if n > 2)
