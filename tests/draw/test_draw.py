@@ -47,7 +47,7 @@ def test_a_ranking_draws_all_seconds_of_models_with_experts():
     figure = draw.ranking(made, rows=3).figure
     drawn = [text.get_text() for text in figure.axes[0].texts]
     for said, row in zip(drawn, made.by_axes):
-        assert said.startswith(f" {row.seconds:.2f} s")
+        assert said.startswith(f"{row.seconds:.2f} s")
 
 
 def split(sizes: dict[str, int], matrix: list[list[int]] | None):

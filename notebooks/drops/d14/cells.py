@@ -8,7 +8,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from drops import d13
-from helpers.practice import Defence
 from three_axes.plan import (
     CLUSTERS,
     FRAMEWORKS,
@@ -271,6 +270,8 @@ def your_job(cost: Callable, model: str, cluster: str, gpus: int, batch: int, se
 
 def _beside_the_best(job: Job, gpus: int, mine: Sequence[Estimate]) -> str:
     """Sentences on the planner's best, with FSDP among its layouts, and on the first of `mine` there."""
+    from helpers.practice import Defence  # ranks import the drops, and need no matplotlib
+
     made = plan(job, gpus=gpus, cp=1)
     bests = [made.estimate(), Defence(made, made.best.layout).pure] if made.ranked else []
     bests = [one for one in bests if one and not one.tight]
