@@ -235,7 +235,7 @@ def test_the_core_of_a_notebook_runs_cell_by_cell_in_a_browser(notebook):
     which makes its cell the next to run.
     """
     page, book = notebook.page, nbformat.read(notebook.path, as_version=4)
-    page.locator(".jp-Notebook:visible a", has_text=re.compile(r"^practice \d+$")).click()
+    page.locator(".jp-Notebook:visible a", has_text=re.compile(r"^practice \d+ minutes$")).click()
     practice = page.locator(".jp-Notebook:visible h2", has_text="Practice: ").first
     expect(practice).to_be_in_viewport(timeout=MINUTE)
     page.evaluate("""() => { const notebook = window.jupyterapp.shell.currentWidget.content

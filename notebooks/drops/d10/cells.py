@@ -306,7 +306,7 @@ were not the problem. What helps cuts activations:
 
 
 def answer(tried: dict[str, dict], options: Sequence[str]) -> tuple[str, str]:
-    """The arguments of `guess.reveal`: the one remedy of `options` that let the long batch through."""
-    fit = [name for name in options if tried[name]["fits"]]
-    option = fit[0] if len(fit) == 1 else f"none of these: {' and '.join(fit) or 'nothing'} fits"
+    """The arguments of `guess.reveal`. options: two remedies, 'both' and 'neither', of which one is true."""
+    fit = [name for name in options[:2] if tried[name]["fits"]]
+    option = fit[0] if len(fit) == 1 else options[2] if fit else options[3]
     return option, WHY
