@@ -25,7 +25,9 @@ BOX = "## When it hurts\n"
 PHASES = {"Split": range(1, 5), "Trace": range(5, 10), "Mend": range(10, 14), "Defend": range(14, 15)}
 # The lines of a notebook that this module writes.
 PLACE = re.compile(r"^\*\*\w\w of 14\*\*.*$|^\*\*\w\w, beyond the fourteen\*\*.*$", re.M)
-MINUTES = re.compile(r"^\*\d+ minutes, \[practice .*?\)\. Afterwards you can ", re.M)
+MINUTES = re.compile(
+    r"^\*\d+ minutes, \[?practice \d+(?: minutes)?(?:\]\([^)]*\))?\. Afterwards you can ", re.M
+)
 PRACTICE = re.compile(r'^(##+ Practice: .*?)(?: · \w+, \d+ minutes)?(?:<a id="[^"]*"></a>)?$', re.M)
 ANCHOR = '<a id="practice-{}"></a>'  # JupyterLab does not find a heading by a link that has "·" in it
 SECTION = re.compile(r"^### .* (\d+) minutes$", re.M)

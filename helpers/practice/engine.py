@@ -189,12 +189,16 @@ class Compared(Exercise):
 
     def advice(self, mistake: str) -> str:
         """The advice of the row of this name, '' if there is none."""
-        return next((row.advice for row in self.rows if row.name == mistake), "")
+        return self._row(mistake).advice
 
     def about(self, mistake: str) -> str:
         """The hint that the row of this name asks for; '' if it asks for none."""
-        number = next((row.hint for row in self.rows if row.name == mistake), 0)
+        number = self._row(mistake).hint
         return self.hints[number - 1] if number else ""
+
+    def _row(self, mistake: str) -> Mistake:
+        """The row of this name; without advice and hint if there is none."""
+        return next((row for row in self.rows if row.name == mistake), Mistake(mistake))
 
     @property
     def asks(self) -> list[str]:

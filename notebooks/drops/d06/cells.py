@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ParallelStyle, PrepareModuleInput, parallelize_module
 
-from drops.lines import tp_sends
+from drops.lines import bandwidth, tp_sends
 from drops.measured import BUSY
 from helpers import toy
 from helpers.emulate import networks
@@ -177,12 +177,15 @@ def answer(near: Timeline, far: Timeline) -> tuple[str, str]:
         "ten times as long": (8, 12),
     }
     option = next((name for name, (least, most) in spans.items() if least < times < most), "")
-    # The paced step: 4 layers, hidden size 64, two sequences of 64 tokens.
-    sent, link = tp_sends(4, 64, 2 * 64, 4, 4), ONE_NODE.intra_node_bandwidth
-    predicted = f"{1e3 * sent / link:.0f} and {5e3 * sent / link:.0f} ms"
+    sent = tp_sends(4, 64, 2 * 64, 4, 4)  # the paced step: 4 layers, hidden size 64, 2 sequences of 64 tokens
+    reached = (
+        bandwidth(4, 1, nodes.gpus_per_node, nodes.intra_node_bandwidth, nodes.inter_node_bandwidth)
+        for nodes in (ONE_NODE, TWO_NODES)
+    )
+    predicted = " and ".join(f"{1e3 * sent / one:.0f}" for one in reached)
     why = (
         "Two rings leave a node, one over each port. Together they have a fifth of a link's bandwidth. By"
-        f" `tp_sends` ÷ bandwidth a step's all-reduces take {predicted}; rank 0 waited"
+        f" `tp_sends` ÷ bandwidth a step's all-reduces take {predicted} ms; rank 0 waited"
         f" {1e3 * near.seconds(0, 'wait'):.0f} and {1e3 * far.seconds(0, 'wait'):.0f}."
     )
     return (option, why) if option else (f"none of these: {times:.1f} times as long", BUSY)
